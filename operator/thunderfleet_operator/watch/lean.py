@@ -87,14 +87,14 @@ def pod_only(item: Json) -> Json:
     if required:
         terms = [{"matchFields": term.get("matchFields")} for term in required.get("nodeSelectorTerms") or []]
         about["affinity"] = {"nodeAffinity": {_REQUIRED: {"nodeSelectorTerms": terms}}}
-    told: Json = {key: status[key] for key in ("phase", "conditions") if key in status}
-    told |= {key: status[key][:NOTE_BYTES] for key in ("message", "reason") if status.get(key)}
+    reported: Json = {key: status[key] for key in ("phase", "conditions") if key in status}
+    reported |= {key: status[key][:NOTE_BYTES] for key in ("message", "reason") if status.get(key)}
     if status.get("containerStatuses"):
-        told["containerStatuses"] = [
+        reported["containerStatuses"] = [
             {key: one[key] for key in ("state", "lastState", "restartCount") if key in one}
             for one in status["containerStatuses"]
         ]
-    return {"metadata": found, "spec": about, "status": told}
+    return {"metadata": found, "spec": about, "status": reported}
 
 
 def _container(container: Json, *, command: bool) -> Json:

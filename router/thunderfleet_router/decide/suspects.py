@@ -1,7 +1,8 @@
 """Refuses requests that were in flight when two groups failed. Pure: times are arguments.
 
-Otherwise a request that makes ranks crash would be repeated on one group after another. A caller's failures refuse only its own
-requests: whoever makes groups fail could otherwise send what others send at the same time, and so have theirs refused.
+Otherwise a request that makes ranks crash would be repeated on one group after another. Failures count only
+for the caller whose requests they were: otherwise a client that makes groups fail could send the same request as another one at
+that moment, and the router would refuse the other's too.
 """
 
 import hashlib

@@ -81,7 +81,7 @@ class Publisher:
         self._made: dict[str, _Made] = {}
         self._written: dict[str, str] = {}
         self._written_at = 0.0
-        self._said: dict[str, str] = {}
+        self._logged: dict[str, str] = {}
         self._pair: KeyPair | None = None
 
     @property
@@ -121,7 +121,7 @@ class Publisher:
         await self._api_keys.refresh(secrets, routing_key(keys.newest))
         found = {key: self._digests(one, secrets) for key, one in deployments.items()}
         shared = shares({key: len(digests or ()) for key, digests in found.items()}, deployments)
-        self._tell_left_out(deployments, secrets, shared)
+        self._log_left_out(deployments, secrets, shared)
         made = {}
         for key, digests in found.items():
             # Keys that have not been read yet must not be published as removed.
@@ -131,7 +131,8 @@ class Publisher:
                 made[key] = self._made[key]
         self._made = made
         self._written = {key: text for key, text in self._written.items() if key == "secret" or key in deployments}
-        self._said = {key: said for key, said in self._said.items() if key in deployments or "/" not in key}
+        known = deployments.keys() | {key.partition("/")[0] for key in deployments}
+        self._logged = {about: text for about, text in self._logged.items() if about in known}
         for key in in_turn(key for key, one in made.items() if self._written.get(key) != one.text)[:MAX_WRITES]:
             await self._publish(key, made[key])
         await self._drop({routes_name(*key.split("/")) for key in deployments})
@@ -159,25 +160,25 @@ class Publisher:
         except ApiError as error:
             if error.unanswered:
                 raise
-            self._say(key, f"cannot publish ConfigMap {self._namespace}/{made.name} of ModelDeployment {key}: {error}")
+            self._log(key, f"cannot publish ConfigMap {self._namespace}/{made.name} of ModelDeployment {key}: {error}")
         else:
             self._written[key] = made.text
-            self._said.pop(key, None)
+            self._logged.pop(key, None)
 
-    def _tell_left_out(self, deployments: Mapping[str, ModelDeployment], secrets: set[str], shared: set[str]) -> None:
+    def _log_left_out(self, deployments: Mapping[str, ModelDeployment], secrets: set[str], shared: set[str]) -> None:
         left = {key for key, one in deployments.items() if (name := secret_of(one)) is not None and name not in secrets}
         for key in left | (deployments.keys() - shared):
-            self._say(
+            self._log(
                 key.partition("/")[0],
                 f"routers accept no key for ModelDeployment {key}: its namespace names more than {MAX_SECRETS_OF_NAMESPACE} "
                 f"Secrets with API keys, or has more than {MAX_KEYS_OF_NAMESPACE} keys in all",
             )
 
-    def _say(self, about: str, text: str) -> None:
+    def _log(self, about: str, text: str) -> None:
         """Logs each problem once."""
-        if self._said.get(about) != text:
+        if self._logged.get(about) != text:
             log.warning("%s", text)
-            self._said[about] = text
+            self._logged[about] = text
 
     async def _write(self, key: str, manifest: Json) -> None:
         text = json.dumps(manifest, sort_keys=True)
