@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from thunderfleet_kubelet.images import pull as pulls
-from thunderfleet_kubelet.images import requests, unpacking
-from thunderfleet_kubelet.images.reference import parse
+from thunderfleet_kubelet.images import unpacking
+from thunderfleet_kubelet.images.registry import requests
+from thunderfleet_kubelet.images.registry.reference import parse
 from thunderfleet_kubelet.images.settings import PullSettings
 from thunderfleet_kubelet.images.store import Store
 from thunderfleet_kubelet.node.machine import here

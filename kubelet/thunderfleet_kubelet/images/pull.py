@@ -11,14 +11,15 @@ from pathlib import Path
 import aiohttp
 
 from thunderfleet_kubelet.disk import file_system
-from thunderfleet_kubelet.images import manifest, unpacking
-from thunderfleet_kubelet.images.download import SPARE_BYTES
+from thunderfleet_kubelet.images import unpacking
 from thunderfleet_kubelet.images.errors import PullError, Refused
-from thunderfleet_kubelet.images.manifest import Json, Manifest
-from thunderfleet_kubelet.images.reference import Reference, is_allowed
-from thunderfleet_kubelet.images.registry import Registry
-from thunderfleet_kubelet.images.requests import Requests
-from thunderfleet_kubelet.images.secrets import Credential
+from thunderfleet_kubelet.images.registry import manifest
+from thunderfleet_kubelet.images.registry.download import SPARE_BYTES
+from thunderfleet_kubelet.images.registry.manifest import Json, Manifest
+from thunderfleet_kubelet.images.registry.reference import Reference, is_allowed
+from thunderfleet_kubelet.images.registry.repository import Registry
+from thunderfleet_kubelet.images.registry.requests import Requests
+from thunderfleet_kubelet.images.registry.secrets import Credential
 from thunderfleet_kubelet.images.settings import PullSettings
 from thunderfleet_kubelet.images.store import PUBLIC, Store, Stored
 

@@ -14,12 +14,12 @@ from thunderfleet_lib.backoff import Backoff
 from thunderfleet_kubelet.containers.errors import ImageError
 from thunderfleet_kubelet.containers.inputs import images
 from thunderfleet_kubelet.containers.inputs.images import Image
-from thunderfleet_kubelet.images import requests
 from thunderfleet_kubelet.images.collector import Collector, NodeEvent
 from thunderfleet_kubelet.images.errors import PullError
 from thunderfleet_kubelet.images.pull import Pull, Pulled
-from thunderfleet_kubelet.images.reference import Reference, parse
-from thunderfleet_kubelet.images.secrets import Credential, credentials
+from thunderfleet_kubelet.images.registry import requests
+from thunderfleet_kubelet.images.registry.reference import Reference, parse
+from thunderfleet_kubelet.images.registry.secrets import Credential, credentials
 from thunderfleet_kubelet.images.settings import PullSettings
 from thunderfleet_kubelet.images.store import PUBLIC, Store, Stored
 

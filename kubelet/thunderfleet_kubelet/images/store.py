@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from thunderfleet_kubelet.images.download import Downloads
-from thunderfleet_kubelet.images.reference import Reference
+from thunderfleet_kubelet.images.registry.download import Downloads
+from thunderfleet_kubelet.images.registry.reference import Reference
 from thunderfleet_kubelet.shim import files
 
 log = logging.getLogger(__name__)

@@ -4,17 +4,13 @@ __main__      ``python -m thunderfleet_runner.rank``
 start         from the process's start until its group has formed
 rank          the process's threads, and its life from there on
 channel       the socket to the supervisor
-proof         checks that the connections carry values unchanged
-kernels       checks products with the model's matrices on this Mac
-layers        checks that the ranks together compute the same as whole layers
+checks/       that connections, products and layers give the right values
 loading       loads this rank's part of the model
 partial       the same from the files of its layers alone
 engine        turns, requests and cancels
-answer        one request's tokens as messages
-vectors       one request's vectors as a message
+answers/      tokens and vectors of requests as messages
 grammar       formats that answers must have
 mlxlm         mlx-lm as we use and patch it
-stops         stop strings in streamed text; pure
 step_clock    how long the running step takes, for the heartbeat
 step_times    how long it should take, by earlier steps; pure
 allreduce     measures the group's all-reduce

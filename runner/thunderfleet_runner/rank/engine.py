@@ -15,11 +15,11 @@ from pydantic import BaseModel
 
 from thunderfleet_runner import protocol
 from thunderfleet_runner.rank import allreduce, mlxlm
-from thunderfleet_runner.rank.answer import Answer, NullSink, Recorder, Send
+from thunderfleet_runner.rank.answers.answer import Answer, NullSink, Recorder, Send
+from thunderfleet_runner.rank.answers.vectors import Vectors
 from thunderfleet_runner.rank.grammar import Formats
 from thunderfleet_runner.rank.mlxlm import Work
 from thunderfleet_runner.rank.step_clock import COLLECTIVE, StepClock
-from thunderfleet_runner.rank.vectors import Vectors
 
 CHECK_ID = "check"
 CHECK_PROMPT = "The quick brown fox jumps over the lazy dog."

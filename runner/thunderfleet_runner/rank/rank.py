@@ -28,8 +28,8 @@ from thunderfleet_runner.rank.start import NotFormed, Started, all_sum, checked
 from thunderfleet_runner.rank.step_clock import COLLECTIVE, LOADING, StepClock
 
 if TYPE_CHECKING:
+    from thunderfleet_runner.rank.checks.connections import Wrong
     from thunderfleet_runner.rank.engine import Engine
-    from thunderfleet_runner.rank.proof import Wrong
 
 log = logging.getLogger("thunderfleet.rank")
 
@@ -179,7 +179,7 @@ class Rank:
         """Raises Corrupted."""
         import mlx.core as mx
 
-        from thunderfleet_runner.rank import proof
+        from thunderfleet_runner.rank.checks import connections as proof
 
         gather = self.exchange(start.rank, start.size)
 
@@ -250,7 +250,8 @@ class Rank:
         """Raises KernelWrong, LayerWrong."""
         import mlx.core as mx
 
-        from thunderfleet_runner.rank import kernels, layers, loading
+        from thunderfleet_runner.rank import loading
+        from thunderfleet_runner.rank.checks import kernels, layers
 
         found = kernels.check(model, self._clock.step, first=random.randrange(1 << 16))
         told = protocol.Products(checked=found.checked, kinds=found.shapes, seconds=found.seconds)

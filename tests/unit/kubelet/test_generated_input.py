@@ -14,9 +14,9 @@ from typing import Any
 
 from hypothesis import example, given
 from hypothesis import strategies as st
-from thunderfleet_kubelet.images import manifest
 from thunderfleet_kubelet.images.errors import PullError
 from thunderfleet_kubelet.images.layer import Budget, UnpackError
+from thunderfleet_kubelet.images.registry import manifest
 from thunderfleet_kubelet.images.unpack import unpack
 from thunderfleet_kubelet.pods.decide import admission, eviction, podspec
 from thunderfleet_kubelet.pods.decide.eviction import Usage

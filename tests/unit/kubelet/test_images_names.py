@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
-from thunderfleet_kubelet.images import challenge, doomed, manifest, secrets
-from thunderfleet_kubelet.images.challenge import Challenge
+from thunderfleet_kubelet.images import doomed
 from thunderfleet_kubelet.images.doomed import Kept
 from thunderfleet_kubelet.images.errors import PullError
-from thunderfleet_kubelet.images.reference import Reference, is_allowed, parse
-from thunderfleet_kubelet.images.secrets import Credential
+from thunderfleet_kubelet.images.registry import challenge, manifest, secrets
+from thunderfleet_kubelet.images.registry.challenge import Challenge
+from thunderfleet_kubelet.images.registry.reference import Reference, is_allowed, parse
+from thunderfleet_kubelet.images.registry.secrets import Credential
 
 Json = dict[str, Any]
 DIGEST = "sha256:" + "ab" * 32

@@ -13,7 +13,7 @@ import pytest_asyncio
 from thunderfleet_kubelet.disk import DiskWatch
 from thunderfleet_kubelet.images import collector, pull, puller
 from thunderfleet_kubelet.images.puller import Images
-from thunderfleet_kubelet.images.reference import parse
+from thunderfleet_kubelet.images.registry.reference import parse
 from thunderfleet_kubelet.images.settings import PullSettings
 from thunderfleet_kubelet.images.store import MAX_NAMES, PUBLIC
 from thunderfleet_kubelet.node.machine import here

@@ -20,13 +20,14 @@ from unittest.mock import Mock
 import pytest
 import pytest_asyncio
 from aiohttp import web
-from thunderfleet_kubelet.images import download, pull, requests
-from thunderfleet_kubelet.images import registry as registries
+from thunderfleet_kubelet.images import pull
 from thunderfleet_kubelet.images.collector import Collector
 from thunderfleet_kubelet.images.errors import PullError
 from thunderfleet_kubelet.images.pull import Pull, Pulled
-from thunderfleet_kubelet.images.reference import parse
-from thunderfleet_kubelet.images.secrets import Credential
+from thunderfleet_kubelet.images.registry import download, requests
+from thunderfleet_kubelet.images.registry import repository as registries
+from thunderfleet_kubelet.images.registry.reference import parse
+from thunderfleet_kubelet.images.registry.secrets import Credential
 from thunderfleet_kubelet.images.settings import PullSettings
 from thunderfleet_kubelet.images.store import Store
 from thunderfleet_kubelet.node.machine import here

@@ -58,7 +58,7 @@ def spoil():
 """
 KERNEL = """
 def spoil():
-    from thunderfleet_runner.rank import kernels
+    from thunderfleet_runner.rank.checks import kernels
     right = kernels._product
     kernels._product = lambda matrix, values: right(matrix, values) * (1.5 if len(values) > 1 else 1)
 """

@@ -15,8 +15,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from thunderfleet_crds.vocabulary import Split
-from thunderfleet_runner.rank import proof
-from thunderfleet_runner.rank.proof import Proof, prove
+from thunderfleet_runner.rank.checks import connections as proof
+from thunderfleet_runner.rank.checks.connections import Proof, prove
 
 from tests.support.tiers import quick
 

@@ -26,7 +26,7 @@ from thunderfleet_runner.api.service import Unavailable
 from thunderfleet_runner.group import launch
 from thunderfleet_runner.group.decide import attempts
 from thunderfleet_runner.host.rankprocess import rank_command
-from thunderfleet_runner.rank.proof import SIZES
+from thunderfleet_runner.rank.checks.connections import SIZES
 
 from tests.support.processes import exists
 from tests.support.prompts import demo_prompt

@@ -6,8 +6,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx_lm.models.switch_layers import SwitchLinear
-from thunderfleet_runner.rank import kernels
-from thunderfleet_runner.rank.kernels import KernelWrong, check
+from thunderfleet_runner.rank.checks import kernels
+from thunderfleet_runner.rank.checks.kernels import KernelWrong, check
 
 
 class Model(nn.Module):  # type: ignore[misc]

@@ -5,8 +5,9 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from thunderfleet_runner.rank import layers, mlxlm
-from thunderfleet_runner.rank.layers import LayerWrong, check
+from thunderfleet_runner.rank import mlxlm
+from thunderfleet_runner.rank.checks import layers
+from thunderfleet_runner.rank.checks.layers import LayerWrong, check
 
 ROOM = 1 << 30
 

@@ -15,7 +15,7 @@ from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_runner.host import weightfiles
 from thunderfleet_runner.host.weightfiles import IncompleteModel
 from thunderfleet_runner.rank import loading
-from thunderfleet_runner.rank.stops import StopFinder
+from thunderfleet_runner.rank.answers.stops import StopFinder
 from thunderfleet_runner.sizing.arithmetic import StandIn
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from thunderfleet_crds.vocabulary import Split
-from thunderfleet_runner.rank import proof
-from thunderfleet_runner.rank.proof import Kind, Wrong, neighbors, prove, rounds
+from thunderfleet_runner.rank.checks import connections as proof
+from thunderfleet_runner.rank.checks.connections import Kind, Wrong, neighbors, prove, rounds
 
 RANK, SIZE = 1, 3
 

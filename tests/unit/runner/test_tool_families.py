@@ -18,7 +18,7 @@ from thunderfleet_runner.api.answer.writer import Head
 from thunderfleet_runner.api.openai.chat_writer import ChatWriter
 from thunderfleet_runner.intakeprotocol import Options, ToolsParsed
 from thunderfleet_runner.rank import mlxlm
-from thunderfleet_runner.rank.answer import Answer
+from thunderfleet_runner.rank.answers.answer import Answer
 
 TOOLS = [
     {"type": "function", "function": {"name": "weather", "parameters": {"properties": {"city": {"type": "string"}}}}},

@@ -38,13 +38,14 @@ def note(where, name, what):
 proves, loads = rank.Rank._prove, rank.Rank._load
 
 def prove(self, *arguments):
-    from thunderfleet_runner.rank import proof
+    from thunderfleet_runner.rank.checks import connections as proof
     note(proof._Prover, "round", "exchange")
     return proves(self, *arguments)
 
 def load(self, *arguments):
     # Not before init, whose deadline these imports would take.
-    from thunderfleet_runner.rank import engine, kernels, layers
+    from thunderfleet_runner.rank import engine
+    from thunderfleet_runner.rank.checks import kernels, layers
     from thunderfleet_runner.rank.mlxlm.logits import LogitsHash
     note(kernels, "_product", "product")
     note(layers, "check", "layers")

@@ -14,9 +14,9 @@ from thunderfleet_lib.backoff import Backoff
 
 from thunderfleet_kubelet.disk import file_system
 from thunderfleet_kubelet.images.errors import NotContinued, PullError, Transient
-from thunderfleet_kubelet.images.manifest import Blob
-from thunderfleet_kubelet.images.registry import Registry
-from thunderfleet_kubelet.images.requests import chunks
+from thunderfleet_kubelet.images.registry.manifest import Blob
+from thunderfleet_kubelet.images.registry.repository import Registry
+from thunderfleet_kubelet.images.registry.requests import chunks
 
 RETRY = Backoff(0.5, 8.0, jitter=0.3)
 FRUITLESS = 4

@@ -11,9 +11,9 @@ from typing import Any
 import aiohttp
 
 from thunderfleet_kubelet.images.errors import NotContinued, PullError, Refused, Transient
-from thunderfleet_kubelet.images.manifest import ACCEPT, Blob
-from thunderfleet_kubelet.images.reference import Reference
-from thunderfleet_kubelet.images.requests import MAX_SMALL, SMALL_SECONDS, Requests, read, within
+from thunderfleet_kubelet.images.registry.manifest import ACCEPT, Blob
+from thunderfleet_kubelet.images.registry.reference import Reference
+from thunderfleet_kubelet.images.registry.requests import MAX_SMALL, SMALL_SECONDS, Requests, read, within
 
 _RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
 MAX_ERROR = 64 * 1024

@@ -10,9 +10,9 @@ import mlx.core as mx
 
 from thunderfleet_runner import protocol
 from thunderfleet_runner.rank import mlxlm
+from thunderfleet_runner.rank.answers.stops import StopFinder
 from thunderfleet_runner.rank.grammar import Unusable
 from thunderfleet_runner.rank.mlxlm import Admitted, Broken, Finished, Prefilling, Sampled
-from thunderfleet_runner.rank.stops import StopFinder
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ import base64
 import mlx.core as mx
 
 from thunderfleet_runner import protocol
-from thunderfleet_runner.rank.answer import Send
+from thunderfleet_runner.rank.answers.answer import Send
 from thunderfleet_runner.rank.mlxlm import Embedded
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from thunderfleet_kubelet.images.reference import Reference, covers
+from thunderfleet_kubelet.images.registry.reference import Reference, covers
 
 MAX_CREDENTIALS = 8
 """How many of them are tried for one image."""

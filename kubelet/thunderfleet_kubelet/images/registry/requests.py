@@ -15,11 +15,11 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
-from thunderfleet_kubelet.images import challenge
-from thunderfleet_kubelet.images.challenge import Challenge
 from thunderfleet_kubelet.images.errors import PullError, Refused, Transient
-from thunderfleet_kubelet.images.reference import Reference, is_plain
-from thunderfleet_kubelet.images.secrets import Credential
+from thunderfleet_kubelet.images.registry import challenge
+from thunderfleet_kubelet.images.registry.challenge import Challenge
+from thunderfleet_kubelet.images.registry.reference import Reference, is_plain
+from thunderfleet_kubelet.images.registry.secrets import Credential
 
 CONNECT_SECONDS = 15.0
 SILENCE_SECONDS = 30.0
