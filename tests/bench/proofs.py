@@ -28,10 +28,10 @@ STARTS = 200
 VOCABULARY = 1000
 PASSAGE = 300
 CORRUPTIONS = (
-    "tests/unit/runner/test_corruptions.py",
-    "tests/unit/runner/test_changed_messages.py",
-    "tests/unit/runner/test_lockstep_group.py",
-    "tests/unit/runner/test_weight_values.py",
+    "tests/unit/runner/ranks/test_corruptions.py",
+    "tests/unit/runner/ranks/test_changed_messages.py",
+    "tests/unit/runner/ranks/test_lockstep_group.py",
+    "tests/unit/runner/host/test_weight_values.py",
 )
 FAULTS = ("test_in_", "test_only_in_", "test_a_wrong_", "test_no_wrong_token", "test_a_serving_group_reads")
 TEST_SECONDS = 3600.0

@@ -16,7 +16,7 @@ from thunderfleet_operator.placement import Cable, Fleet, Unsteady
 from thunderfleet_operator.placement.graph.hops import rdma_problem
 from thunderfleet_operator.watch.cache import CONFIGMAPS, LINKS
 
-from tests.unit.operator.test_cables import CABLE, cable, group, join_lan, linked_links, plugged, pulled, served
+from tests.unit.operator.groups.test_cables import CABLE, cable, group, join_lan, linked_links, plugged, pulled, served
 from tests.unit.operator.values import NODES, NOW, plan, report, view
 from tests.unit.operator.world import GIB, World
 

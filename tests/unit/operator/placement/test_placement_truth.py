@@ -32,7 +32,7 @@ from thunderfleet_operator.placement.explain.shortage import smallest_needs
 from thunderfleet_operator.placement.memory import Needs
 from thunderfleet_operator.placement.search.budget import StepBudget
 
-from tests.unit.operator.test_placement_properties import NO_KV, PATH, problem
+from tests.unit.operator.placement.test_placement_properties import NO_KV, PATH, problem
 
 GIB = 2**30
 BOTH = frozenset({"ring", "jaccl"})

@@ -22,7 +22,7 @@ from thunderfleet_runner.intakeprotocol import ModelLimits
 from tests.support.processes import exists
 from tests.support.waiting import until_async
 
-COMMAND = [sys.executable, str(Path(__file__).with_name("stand_in_intake.py"))]
+COMMAND = [sys.executable, str(Path(__file__).parents[1] / "stand_in_intake.py")]
 LIMITS = ModelLimits(model="m", vocabulary=0, context_tokens=64)
 
 

@@ -18,7 +18,7 @@ from thunderfleet_runner.host import rankprocess
 
 from tests.support.processes import alive
 
-SERVE = Path(__file__).with_name("serve_stand_in.py")
+SERVE = Path(__file__).parents[1] / "serve_stand_in.py"
 
 
 @pytest.fixture

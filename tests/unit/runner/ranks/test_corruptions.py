@@ -24,7 +24,7 @@ from thunderfleet_runner.host.rankprocess import RANK_MODULE
 
 from tests.support import copymodel
 from tests.support.tiers import quick
-from tests.unit.runner.test_jaccl_group import Macs, answer, macs
+from tests.unit.runner.ranks.test_jaccl_group import Macs, answer, macs
 
 __all__ = ["macs"]
 

@@ -26,7 +26,7 @@ from thunderfleet_operator.watch.workqueue import WorkQueue
 from thunderfleet_operator.worker import Worker
 
 from tests.support.waiting import until_async
-from tests.unit.operator.test_leader import Leases
+from tests.unit.operator.watch.test_leader import Leases
 from tests.unit.operator.world import GIB, World
 
 CABLE = "studio-1.tb1--studio-2.tb1"

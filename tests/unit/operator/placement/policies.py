@@ -10,7 +10,7 @@ from thunderfleet_crds.vocabulary import PlacedSplit, PlacedTransport, Placement
 from thunderfleet_operator.placement import Fleet, ModelFacts, Request, predict
 from thunderfleet_operator.placement.memory import Needs
 
-from tests.unit.operator.test_placement_properties import ALLOWED, arrangements, fits, problem, splits
+from tests.unit.operator.placement.test_placement_properties import ALLOWED, arrangements, fits, problem, splits
 
 CHIPS = (("M3 Ultra", 80), ("M4 Max", 40), ("M4 Pro", 20), ("M2 Ultra", 76), ("M4", 10))
 ALIKE = 1.1

@@ -44,8 +44,8 @@ from thunderfleet_operator.observe.objects.proofs import Keyring
 from thunderfleet_operator.observe.objects.routers import Router
 from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, ENDPOINT_SLICES, PODS, SECRETS, SERVICES
 
-from .values import plan
-from .world import Json, World
+from tests.unit.operator.values import plan
+from tests.unit.operator.world import Json, World
 
 RELEASE = "thunderfleet-system"
 ADDRESS = "10.0.0.9:9402"

@@ -29,8 +29,8 @@ from thunderfleet_operator.observe.objects.pods import pod_memory
 from thunderfleet_operator.observe.objects.proofs import Keyring
 from thunderfleet_operator.placement import Fleet, Mac
 
-from tests.unit.operator import test_progress as progress
-from tests.unit.operator.test_weights import COMMIT, DIGEST, GIB, MODEL, NOW, STORE, UID, cache, node, observed, profile
+from tests.unit.operator.status import test_progress as progress
+from tests.unit.operator.weights.test_weights import COMMIT, DIGEST, GIB, MODEL, NOW, STORE, UID, cache, node, observed, profile
 
 HOW = Quantize(bits=4, group_size=64)
 SOURCE_DIGEST, MADE = "e" * 64, "f" * 64

@@ -20,13 +20,13 @@ from thunderfleet_operator.decide.status.outcome import Blocked, Outcome
 from thunderfleet_operator.decide.weights.cache import decide
 from thunderfleet_operator.observe.objects.fetchpods import Task
 
-from tests.unit.operator.test_progress import LOADS, SERVES, UNPLACED, after, deployment
-from tests.unit.operator.test_weights import GIB, RESOLVED, cache, observed, profile
-from tests.unit.operator.test_weights import NOW as NOW_OF_CACHES
-from tests.unit.operator.test_weights import pod as cache_pod
+from tests.unit.operator.status.test_progress import LOADS, SERVES, UNPLACED, after, deployment
 from tests.unit.operator.values import NOW, report, view
+from tests.unit.operator.weights.test_weights import GIB, RESOLVED, cache, observed, profile
+from tests.unit.operator.weights.test_weights import NOW as NOW_OF_CACHES
+from tests.unit.operator.weights.test_weights import pod as cache_pod
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 BUILD_SECONDS = 600
 Json = dict[str, Any]
 

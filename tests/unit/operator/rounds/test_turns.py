@@ -18,7 +18,7 @@ from thunderfleet_operator.watch.workqueue import WorkQueue
 from thunderfleet_operator.worker import Worker
 
 from tests.support.waiting import until_async
-from tests.unit.operator.test_planning import NO, Script, where
+from tests.unit.operator.rounds.test_planning import NO, Script, where
 from tests.unit.operator.world import GIB, Json, World
 
 # --- whose turn it is ---

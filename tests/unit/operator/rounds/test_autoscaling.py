@@ -25,7 +25,7 @@ from thunderfleet_operator.observe.load import Asked, Candidate, Load, Signals
 from thunderfleet_operator.observe.objects.plans import Report
 from thunderfleet_operator.scaling import ScalingMemory
 
-from .values import NOW, report, view
+from tests.unit.operator.values import NOW, report, view
 
 LONG = 10_000.0
 """Seconds since the operator started, unless a test says otherwise."""

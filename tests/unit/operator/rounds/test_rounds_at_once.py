@@ -29,7 +29,7 @@ from thunderfleet_operator.watch.workqueue import WorkQueue
 from thunderfleet_operator.worker import Worker
 
 from tests.support.waiting import until_async
-from tests.unit.operator.test_turns import Crowd
+from tests.unit.operator.rounds.test_turns import Crowd
 from tests.unit.operator.world import GIB, InlinePlanner, Json, World
 
 Call = tuple[str, str]

@@ -14,7 +14,7 @@ from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_runner.protocol import NO_TOKEN
 
 from tests.support.tiers import quick
-from tests.unit.runner.test_corruptions import with_program
+from tests.unit.runner.ranks.test_corruptions import with_program
 
 SPOIL = """
 def change(mx, values, found):
