@@ -67,6 +67,9 @@ REQUESTS = Collection(
 """Requests of kubelets for serving certificates."""
 CACHED = (NODES, PODS, CONFIGMAPS, SERVICES, ENDPOINT_SLICES, NODEPROFILES, LINKS, DEPLOYMENTS, CACHES, REQUESTS)
 
+LABELS_READ = (NODES, PODS, ENDPOINT_SLICES)
+"""Where the operator reads labels."""
+
 POD_BYTES = 32 * 1024
 """Of a pod that takes more, packed, only what the operator reads is kept. Its own pods take less."""
 
@@ -163,7 +166,9 @@ class Store:
     def _reduced(self, item: Json) -> Json:
         if self.collection is CONFIGMAPS:
             return plan_only(item)
-        return undecided_only(item) if self.collection is REQUESTS else self._lean(item)
+        if self.collection is REQUESTS:
+            return undecided_only(item)
+        return self._lean(item, labels=self.collection in LABELS_READ)
 
     def drop(self, item: Json) -> bool:
         """Removes an object that was deleted; False if it is not known."""

@@ -6,22 +6,37 @@ import json
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from thunderfleet_crds.names import ANNOTATION_BACKUP, ANNOTATION_HASH
 from thunderfleet_lib.kube import PAGE, Kube
 from thunderfleet_lib.kube.client import Page
 from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.objects.nodes import read_node
 from thunderfleet_operator.observe.objects.proofs import TRUSTING
 from thunderfleet_operator.watch import kopf_watch
-from thunderfleet_operator.watch.cache import LINKS, NODEPROFILES, NODES, POD_BYTES, PODS, REMEMBERED, Cache, Store
-from thunderfleet_operator.watch.lean import SHARED_LIMIT, Lean, Packed
+from thunderfleet_operator.watch.cache import (
+    CACHED,
+    ENDPOINT_SLICES,
+    LINKS,
+    NODEPROFILES,
+    NODES,
+    POD_BYTES,
+    PODS,
+    REMEMBERED,
+    REQUESTS,
+    Cache,
+    Collection,
+    Store,
+)
+from thunderfleet_operator.watch.lean import NOTE_BYTES, SHARED_LIMIT, Lean, Packed
 from thunderfleet_operator.watch.lists import Lists
 
 MODEL = {"path": "/models/large", "bytes": 5, "pipeline": {"layerBytes": [1, 2]}}
-LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 def item(name: str, version: int = 1, **parts: Any) -> dict[str, Any]:
@@ -35,7 +50,8 @@ def anew(value: Any) -> Any:
 
 
 def test_what_nothing_reads_is_not_kept() -> None:
-    notes = {LAST_APPLIED: "x" * 1000, "team": "red"}
+    backup = {ANNOTATION_BACKUP: "2026-03-01T00:00:00Z"}
+    notes = {"kubectl.kubernetes.io/last-applied-configuration": "x" * 1000, "team": "red", **backup}
     status = {
         "images": [{"names": ["registry/image"], "sizeBytes": 1}],
         "conditions": [{"type": "Ready", "status": "True"}],
@@ -54,11 +70,31 @@ def test_what_nothing_reads_is_not_kept() -> None:
         "name": "a",
         "uid": "uid-a",
         "resourceVersion": "1",
-        "annotations": {"team": "red"},
+        "annotations": backup,
         "labels": labels,
     }
     assert kept["status"] == {key: value for key, value in status.items() if key != "images"} and kept["spec"] == whole["spec"]
     assert read_node(kept) == read_node(whole)
+
+
+@pytest.mark.parametrize("collection", [one for one in CACHED if one is not REQUESTS], ids=lambda one: one.name)
+def test_little_is_kept_of_the_metadata_that_a_user_can_add(collection: Collection) -> None:
+    """The API server allows 256 KiB of annotations, and more than that of other metadata."""
+    names = [os.urandom(60).hex() for _ in range(1000)]
+    added = {
+        "annotations": {f"team/{name}": os.urandom(60).hex() for name in names} | {ANNOTATION_HASH: os.urandom(90_000).hex()},
+        "finalizers": [f"example.com/{name}" for name in names],
+        "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": name, "uid": name} for name in names],
+    }
+    if collection is not NODES:
+        added["labels"] = {f"l/{name[:60]}": name[:60] for name in names}
+    plain, item_of = (Store(collection), partial(item, "a", spec={"model": {}}, data={"plan.json": "{}"}))
+    plain.put(item_of())
+    store = Store(collection)
+    store.put(item_of(metadata=added))
+    sizes = [len(json.dumps(one.items["a"])) for one in (store, plain)]
+    labels = len(json.dumps(added["labels"])) if collection in (PODS, ENDPOINT_SLICES) else 0
+    assert sizes[0] < sizes[1] + NOTE_BYTES + labels + 200
 
 
 def test_little_is_kept_of_the_megabyte_of_a_pod() -> None:
@@ -93,14 +129,15 @@ def test_models_of_any_form_are_kept_as_they_are() -> None:
     lean = Lean()
     oddities: tuple[Any, ...] = ([], None, "all", 7, {"path": "/m"})
     for odd in oddities:
-        assert lean(item("a", status={"models": odd})) == {"metadata": lean(item("a"))["metadata"], "status": {"models": odd}}
-    assert lean(item("a", status="broken"))["status"] == "broken"
+        kept = lean(item("a", status={"models": odd}), labels=False)
+        assert kept == {"metadata": lean(item("a"), labels=False)["metadata"], "status": {"models": odd}}
+    assert lean(item("a", status="broken"), labels=False)["status"] == "broken"
 
 
 def test_lists_of_models_that_are_no_more_do_not_pile_up() -> None:
     lean = Lean()
     for number in range(SHARED_LIMIT + 1):
-        lean(item("a", status={"models": [number]}))
+        lean(item("a", status={"models": [number]}), labels=False)
     assert len(lean._models) <= SHARED_LIMIT
 
 
