@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from thunderfleet_crds.names import ANNOTATION_BACKUP, ANNOTATION_HASH
-from thunderfleet_lib.kube import PAGE, Kube
+from thunderfleet_lib.kube import Kube
 from thunderfleet_lib.kube.client import Page
 from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.objects.nodes import read_node
@@ -210,9 +210,9 @@ async def test_the_first_list_tells_nobody_and_later_ones_only_of_what_has_chang
 
 
 def test_kopf_lists_in_pages_and_holds_no_object_for_long() -> None:
-    """It lists everything once more at its start, while the cache has it already."""
+    """It lists everything once more at its start, while the cache has it already, and any user may create large pods."""
     found = kopf_watch.settings()
-    assert found.watching.chunk_size == PAGE and found.queueing.idle_timeout <= 1
+    assert found.watching.chunk_size is not None and found.watching.chunk_size <= 20 and found.queueing.idle_timeout <= 1
 
 
 def link(name: str, version: int, a: str, b: str, uid: str = "") -> dict[str, Any]:
