@@ -7,18 +7,22 @@ import os
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
+from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from thunderfleet_crds.kinds.nodeprofile import MAX_PORTS
 from thunderfleet_crds.names import ANNOTATION_BACKUP, ANNOTATION_HASH
 from thunderfleet_lib.kube import Kube
 from thunderfleet_lib.kube.client import Page
 from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.objects.nodes import read_node
 from thunderfleet_operator.observe.objects.proofs import TRUSTING
+from thunderfleet_operator.watch import claims as claims_module
 from thunderfleet_operator.watch import kopf_watch
+from thunderfleet_operator.watch import lists as lists_module
 from thunderfleet_operator.watch.cache import (
     CACHED,
     ENDPOINT_SLICES,
@@ -33,6 +37,7 @@ from thunderfleet_operator.watch.cache import (
     Collection,
     Store,
 )
+from thunderfleet_operator.watch.claims import LINKS_OF_MAC, LINKS_OF_TWO
 from thunderfleet_operator.watch.lean import NOTE_BYTES, SHARED_LIMIT, Lean, Packed
 from thunderfleet_operator.watch.lists import Lists
 
@@ -220,6 +225,97 @@ def link(name: str, version: int, a: str, b: str, uid: str = "") -> dict[str, An
     found = item(name, version, spec=spec)
     found["metadata"]["uid"] = uid or f"uid-{name}"
     return found
+
+
+def cable(one: tuple[str, int], other: tuple[str, int], version: int, *reporters: str) -> dict[str, Any]:
+    """A link between two ports, with the ends that agents report."""
+    a, b = ({"node": node, "port": port} for node, port in sorted((one, other)))
+    name = f"{a['node']}.tb{a['port']}--{b['node']}.tb{b['port']}"
+    ends = [{**end, "seesPeer": True} for end in (a, b) if end["node"] in reporters]
+    return item(name, version, spec={"a": a, "b": b}, status={"endpoints": ends})
+
+
+def name_of(link: dict[str, Any]) -> str:
+    return str(link["metadata"]["name"])
+
+
+def claims_of(mac: str, *others: str) -> list[dict[str, Any]]:
+    """What a compromised agent can claim of its Mac's ports."""
+    ports = range(MAX_PORTS + 1)
+    claims = ((mine, other, port) for mine in ports for other in others for port in ports)
+    return [cable((mac, mine), (other, port), 3 + n, mac) for n, (mine, other, port) in enumerate(claims)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_compromised_mac_has_as_many_cables_as_a_mac_can_have(seed: int, caplog: pytest.LogCaptureFixture) -> None:
+    """An agent may create links from any of its ports to any port of every other Mac."""
+    macs = [f"m{number}" for number in range(12)]
+    honest = [cable(("m1", port), ("m2", port), port, "m1", *(["m2"] if port > 1 else [])) for port in (1, 2)]
+    claims = claims_of("m0", *macs[1:])
+    links = [*honest, *claims]
+    Random(seed).shuffle(links)
+    cache = Cache()
+    for mac in macs:
+        cache[NODES].put(item(mac, 1, metadata={"labels": {"kubernetes.io/os": "darwin"}}))
+    taken = sum([cache[LINKS].put(one) for one in links])
+    index = Index(cache, lambda: TRUSTING)
+    assert set(map(name_of, honest)) < cache[LINKS].items.keys() == index.fleet.cables.keys() == index.links.keys()
+    assert len(index.links_of["m0"]) <= LINKS_OF_MAC and taken < len(links) / 2, "the others cause no round"
+    assert all(len(index.links_of.get(mac, ())) <= LINKS_OF_TWO + 2 for mac in macs[1:])
+    assert any(said.startswith("Mac m0 has more ThunderboltLinks than Macs have ports") for said in caplog.messages)
+    assert any(said.startswith("Macs m0 and m1 have more") for said in caplog.messages)
+
+
+def test_no_mac_replaces_the_cables_of_others() -> None:
+    store = Cache()[LINKS]
+    hidden = cable(("x", 16), ("z", 16), 1, "z")
+    for claim in [*claims_of("a", "x", "y", "z"), hidden]:
+        store.put(claim)
+    assert name_of(hidden) in store.items, "one Mac does not take all places of another"
+    for mac in "bcdefghij":
+        for claim in claims_of(mac, "x"):
+            store.put(claim)
+    assert name_of(hidden) not in store.items and len(store.items) < 2 * LINKS_OF_MAC
+    seen = cable(("x", 16), ("z", 16), 999, "z", "x")
+    assert store.put(seen) and name_of(seen) in store.items, "its own agent reports it by now"
+    for claim in claims_of("k", "x"):
+        store.put(claim)
+    assert name_of(seen) in store.items
+
+
+def test_links_that_are_gone_make_room() -> None:
+    store = Cache()[LINKS]
+    claims = claims_of("a", "b")
+    for claim in claims:
+        store.put(claim)
+    assert set(store.items) == set(sorted(map(name_of, claims))[:LINKS_OF_TWO])
+    store.drop({**claims[0], "metadata": {**claims[0]["metadata"], "resourceVersion": "9999"}})
+    last = cable(("a", 9), ("b", 9), 9999, "a")
+    assert store.put(last) and name_of(last) in store.items and len(store.items) == LINKS_OF_TWO
+    store.keep({name_of(last)}, "9999")
+    assert store.put(cable(("a", 8), ("b", 8), 10_000, "a")) and len(store.items) == 2
+
+
+async def test_links_that_did_not_count_are_listed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lists_module, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(claims_module, "LINKS_OF_TWO", 2)
+    cache, changes, count = Cache(), list[str](), 0
+    links = [cable(("a", port), ("b", port), port, "a") for port in (1, 2, 3)]
+
+    def listed() -> None:
+        nonlocal count
+        count += 1
+
+    kube = Pages(LINKS.path, [Page(links, "10")], listed)
+    lists = Lists(kube, cache, lambda collection, key, before, after: changes.append(key))
+    await lists.fill()
+    assert set(cache[LINKS].items) == {"a.tb1--b.tb1", "a.tb2--b.tb2"}
+    cache[LINKS].drop({**links[0], "metadata": {**links[0]["metadata"], "resourceVersion": "11"}})
+    kube._given, count = [Page(links[1:], "12")], 0
+    await lists._list_left_links()
+    assert set(cache[LINKS].items) == {"a.tb2--b.tb2", "a.tb3--b.tb3"} and changes == ["a.tb3--b.tb3"] and count == 1
+    await lists._list_left_links()
+    assert count == 1, "all are kept"
 
 
 STEPS = st.lists(
