@@ -457,7 +457,8 @@ class Kube:
 
 async def _read(response: aiohttp.ClientResponse, most: int) -> bytes | None:
     """The body of a response; None if it has more than ``most`` bytes."""
-    parts, size = [], 0
+    parts: list[bytes] = []
+    size = 0
     async for part in response.content.iter_any():
         size += len(part)
         if size > most:

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from kubernetes.aio.client.configuration import Configuration
-from thunderfleet_lib.kube import ApiError, Kube, client
+from thunderfleet_lib.kube import ApiError, Kube, Reflector, client
+
+from tests.support.waiting import until_async
 
 
 @pytest.fixture
@@ -124,6 +126,29 @@ async def test_a_page_of_large_objects_is_read_in_parts_and_later_pages_are_whol
     assert [item for items in pages for item in items] == crowd.items
     assert max(len(json.dumps(items)) for items in pages) < 100_000
     assert crowd.limits[0] == crowd.limits[-1] == 100 and len(crowd.limits) < 60
+
+
+async def test_a_reflector_keeps_no_metadata_that_its_program_does_not_read() -> None:
+    crowd = Crowd([1000])
+    metadata = crowd.items[0]["metadata"]
+    metadata |= {"managedFields": [{"manager": "kubectl"}], "labels": {"a": "b"}}
+    seen: list[list[str]] = []
+    async with serving(crowd) as kube:
+        wholly: Reflector = Reflector(kube, "/api/v1/pods", on_change=lambda key: seen.append([*wholly.items[key]["metadata"]]))
+        fields = ("managedFields", "annotations")
+        partly: Reflector = Reflector(
+            kube, "/api/v1/pods", on_change=lambda key: seen.append([*partly.items[key]["metadata"]]), unread=fields
+        )
+        for reflector, kept in (
+            (wholly, ["name", "resourceVersion", "annotations", "labels"]),
+            (partly, ["name", "resourceVersion", "labels"]),
+        ):
+            running = asyncio.create_task(reflector.run())
+            await until_async(lambda: len(seen) >= 2, "the object of the list, and that of the watch")
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            assert seen[:2] == [kept, kept]
+            seen.clear()
 
 
 async def test_an_object_and_a_list_that_are_too_large_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def test_what_nothing_reads_is_not_kept() -> None:
 def test_little_is_kept_of_the_metadata_that_a_user_can_add(collection: Collection) -> None:
     """The API server allows 256 KiB of annotations, and more than that of other metadata."""
     names = [os.urandom(60).hex() for _ in range(1000)]
-    added = {
+    added: dict[str, Any] = {
         "annotations": {f"team/{name}": os.urandom(60).hex() for name in names} | {ANNOTATION_HASH: os.urandom(90_000).hex()},
         "finalizers": [f"example.com/{name}" for name in names],
         "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": name, "uid": name} for name in names],

@@ -350,7 +350,8 @@ async def test_namespaces_take_turns_at_the_planner(run: Run) -> None:
     run.script.says(NO)
 
 
-QUESTIONS = (where(1), where(1, min_nodes=2), where(2), WhatIsBetter(fleet(1), REQUEST, None))
+QUESTIONS: tuple[Question, ...] = (where(1), where(1, min_nodes=2), where(2), WhatIsBetter(fleet(1), REQUEST, None))
+ANSWERS: tuple[Answer | PlanningFailed, ...] = (NO, "better", PlanningFailed("failed"))
 KEYS = ("a/1", "a/2", "a/3", "b/1", "b/2", "c/1", "alone")
 
 
@@ -385,7 +386,7 @@ async def check_the_rule(dice: random.Random) -> None:
             questions = {group: dice.choice(QUESTIONS) for group in dice.sample(range(3), dice.randint(0, 2))}
             await asks(planner, dice.choice(KEYS), questions)
         elif move == "answer" and (key := planner._next()[0]) is not None:
-            script.says(dice.choice([NO, "better", PlanningFailed("failed")]), dice.choice([0.0, 0.1, 2.0]))
+            script.says(dice.choice(ANSWERS), dice.choice([0.0, 0.1, 2.0]))
             await planner._answer(key)
         elif move == "forget":
             planner.forget(dice.choice(KEYS))
@@ -402,12 +403,12 @@ async def test_the_next_question_is_that_of_the_whole_rule() -> None:
 
 async def test_an_answer_does_not_read_all_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
-    due = _Client.due.fget
+    due = vars(_Client)["due"].fget
 
     def counted(client: _Client) -> float:
         nonlocal looks
         looks += 1
-        return due(client)
+        return float(due(client))
 
     monkeypatch.setattr(_Client, "due", property(counted))
     script, now = Script(), 0.0
@@ -417,7 +418,7 @@ async def test_an_answer_does_not_read_all_that_wait(monkeypatch: pytest.MonkeyP
     looks = 0
     for number in range(600):
         key, _ = planner._next()
-        assert key == f"ns{number % 20}/m{number}"
+        assert key is not None and key == f"ns{number % 20}/m{number}"
         script.says(NO)
         await planner._answer(key)
         planner.forget(key)
