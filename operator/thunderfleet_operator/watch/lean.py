@@ -10,6 +10,7 @@ import sys
 import zlib
 from collections.abc import Container
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from thunderfleet_crds.exchange.plan import PLAN_BYTES, PLAN_KEY
 from thunderfleet_crds.names import (
@@ -27,8 +28,6 @@ from thunderfleet_lib.kube import Json
 
 NOTE_BYTES = 16 * 1024
 """How much of an annotation or a message is kept. The operator writes shorter ones."""
-SHARED_LIMIT = 4096
-"""Number of different lists of models that are kept for sharing."""
 
 _ANNOTATIONS = (ANNOTATION_HASH, ANNOTATION_REASON, ANNOTATION_SIGNATURE, ANNOTATION_PORTS, ANNOTATION_BACKUP)
 _METADATA = (
@@ -118,11 +117,17 @@ def digest_of(models: object) -> bytes:
     return hashlib.sha256(json.dumps(models, default=repr).encode()).digest()
 
 
+class Models(list[Any]):
+    """A list that can be referenced weakly."""
+
+    __slots__ = ("__weakref__",)
+
+
 class Lean:
     """Leaves out what nothing reads of one kind's objects. An object that was given to it is not changed."""
 
     def __init__(self) -> None:
-        self._models: dict[bytes, object] = {}
+        self._models: WeakValueDictionary[bytes, Models] = WeakValueDictionary()
 
     def __call__(self, item: Json, *, labels: bool) -> Json:
         """The object with little of its metadata (managedFields are half of an object), and without a Node's images.
@@ -141,13 +146,17 @@ class Lean:
         return kept
 
     def _shared(self, models: object) -> object:
-        """One object for all equal lists of models, which are most of a NodeProfile and the same on most Macs."""
+        """One object for all equal lists of models, which are most of a NodeProfile and the same on most Macs.
+
+        Lists that no Mac has any more are not kept: one can take megabytes, and a Mac can publish another one every second.
+        """
+        if not isinstance(models, list):
+            return models
         key = digest_of(models)
-        if key not in self._models:
-            if len(self._models) >= SHARED_LIMIT:
-                self._models.clear()
-            self._models[key] = _interned(models)
-        return self._models[key]
+        found = self._models.get(key)
+        if found is None:
+            found = self._models[key] = Models(_interned(models))
+        return found
 
 
 class Packed(NamedTuple):

@@ -2,6 +2,7 @@
 
 import base64
 import copy
+import gc
 import json
 import os
 from collections import deque
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thunderfleet_crds.kinds.nodeprofile import MAX_PORTS
+from thunderfleet_crds.kinds.nodeprofile import MAX_PORTS, Model
 from thunderfleet_crds.names import ANNOTATION_BACKUP, ANNOTATION_HASH
 from thunderfleet_lib.kube import Kube
 from thunderfleet_lib.kube.client import Page
@@ -38,7 +39,7 @@ from thunderfleet_operator.watch.cache import (
     Store,
 )
 from thunderfleet_operator.watch.claims import LINKS_OF_MAC, LINKS_OF_TWO
-from thunderfleet_operator.watch.lean import NOTE_BYTES, SHARED_LIMIT, Lean, Packed
+from thunderfleet_operator.watch.lean import NOTE_BYTES, Lean, Packed
 from thunderfleet_operator.watch.lists import Lists
 
 MODEL = {"path": "/models/large", "bytes": 5, "pipeline": {"layerBytes": [1, 2]}}
@@ -140,10 +141,21 @@ def test_models_of_any_form_are_kept_as_they_are() -> None:
 
 
 def test_lists_of_models_that_are_no_more_do_not_pile_up() -> None:
-    lean = Lean()
-    for number in range(SHARED_LIMIT + 1):
-        lean(item("a", status={"models": [number]}), labels=False)
-    assert len(lean._models) <= SHARED_LIMIT
+    """A list can take megabytes, and a Mac can publish another one every second."""
+    cache = Cache()
+    index = Index(cache, lambda: TRUSTING)
+    cache[NODES].put(item("a", 1, metadata={"labels": {"kubernetes.io/os": "darwin"}}))
+
+    def live() -> int:
+        gc.collect()
+        mark = "/models/changing-"
+        models = sum(1 for one in gc.get_objects() if type(one) is Model and one.path.startswith(mark))
+        return models + sum(1 for one in gc.get_objects() if type(one) is dict and str(one.get("path")).startswith(mark))
+
+    for number in range(1, 30):
+        cache[NODEPROFILES].put(item("a", number, status={"models": [{**MODEL, "path": f"/models/changing-{number}"}]}))
+        assert index.fleet.macs["a"].models[0].path == f"/models/changing-{number}"
+    assert live() <= 4
 
 
 def test_objects_are_packed_and_what_is_read_of_them_is_nobodys_but_the_readers() -> None:
