@@ -312,7 +312,7 @@ class FakeKube(Kube):
     async def reconnect(self) -> None:
         self.reconnects += 1
 
-    async def _answer(self, method: str, path: str, query: Any, body: Any, *_: object) -> tuple[dict[str, Any], int]:
+    async def _answer(self, method: str, path: str, query: Any, body: Any, *_: Any, **__: Any) -> tuple[dict[str, Any], int]:
         if self.away:
             raise ApiError(0, "Unreachable", f"{method} {path}: cannot reach the API server")
         now = Moment.now()
