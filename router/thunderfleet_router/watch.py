@@ -19,6 +19,8 @@ SETTLE_SECONDS = 0.05
 REST = 4.0
 """After the time for one catalog, changes are collected for so many times as long: requests get most of the time."""
 MOST_REST_SECONDS = 2.0
+UNREAD = ("managedFields", "annotations", "labels", "finalizers", "ownerReferences")
+"""Metadata of ModelDeployments that is not kept: any user who may create some can add hundreds of kilobytes to each."""
 AWAY_SECONDS = 3.0
 """How long a watch may be interrupted before the API server counts as away. The API server ends watches regularly."""
 
@@ -38,7 +40,8 @@ class Watch:
         self._on_change = on_change
         self._changed = asyncio.Event()
         core = f"/api/v1/namespaces/{namespace}"
-        self._deployments = Reflector(kube, f"/apis/{API_VERSION}/{MODELDEPLOYMENT_PLURAL}", {}, self._note)
+        deployments = f"/apis/{API_VERSION}/{MODELDEPLOYMENT_PLURAL}"
+        self._deployments = Reflector(kube, deployments, {}, self._note, unread=UNREAD)
         self._routes = Reflector(kube, f"{core}/configmaps", {"labelSelector": routing.LABEL_ROUTES}, self._note)
         # Watches one object by its name, so that a Role can grant access to only this object.
         self._secret = Reflector(

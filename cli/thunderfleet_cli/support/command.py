@@ -29,7 +29,6 @@ from thunderfleet_cli.support.thismac import add_this_mac, is_installed
 ARCHIVE_BYTES = 128 << 20
 LOG_LINES = 10_000
 MAX_OBJECTS = 5000
-PAGE = 500
 MAX_LOGS = 1000
 PARALLEL = 4
 REQUEST_SECONDS = 15.0
@@ -177,16 +176,12 @@ class _Collector:
 
     async def _objects(self, wanted: ObjectRequest) -> str:
         items: list[dict[str, Any]] = []
-        query: dict[str, object] = {"limit": PAGE, **({"labelSelector": wanted.selector} if wanted.selector else {})}
-        while True:
-            page = await self.kube.request("GET", wanted.path, query=query, seconds=REQUEST_SECONDS)
-            items += page.get("items") or []
-            query["continue"] = (page.get("metadata") or {}).get("continue")
-            if not query["continue"]:
-                break
+        query: dict[str, object] = {"labelSelector": wanted.selector} if wanted.selector else {}
+        async for page in self.kube.pages(wanted.path, query):
             if len(items) >= MAX_OBJECTS:
                 self.archive.problems.append(f"objects/{wanted.name}.json: only the first {len(items)} objects")
                 break
+            items += page.items
         if wanted.name == "pods":
             self._pods = items
         return _json([trimmed(item) for item in items])

@@ -34,6 +34,11 @@ from thunderfleet_crds.names import LABEL_DOMAIN_PREFIX, MAX_WORLD_SIZE
 from thunderfleet_crds.vocabulary import AddressClass, ConditionType, InterfaceKind, RDMADeviceState, ReachabilityState, SizedBy
 from thunderfleet_crds.weights.copies import ModelCopy
 
+MAX_PORTS: Final = 16
+"""Thunderbolt ports of a Mac, and the highest number of one. No Mac has more than eight."""
+MAX_PEERS: Final = 8
+"""Computers behind one port."""
+
 CONDITION_TYPES: Final = (
     ConditionType.INVENTORY_COMPLETE,
     ConditionType.RDMA_READY,
@@ -141,7 +146,9 @@ class ThunderboltPeer(ApiModel):
 class ThunderboltPort(ApiModel):
     """Thunderbolt port of the Mac."""
 
-    receptacle: Annotated[int, Field(ge=0, le=64)] = Field(description="Number of the receptacle, as macOS numbers them.")
+    receptacle: Annotated[int, Field(ge=0, le=MAX_PORTS)] = Field(
+        description="Number of the receptacle, as macOS numbers them."
+    )
     switch_uid: Word | None = Field(default=None, description="UID of the port's Thunderbolt switch, which is stable.")
     interface: Word | None = Field(default=None, description="Network interface of the port, such as en2.")
     rdma_device: Word | None = Field(default=None, description="RDMA device of the port, such as rdma_en2.")
@@ -150,7 +157,7 @@ class ThunderboltPort(ApiModel):
     domain_uuid: UUID | None = Field(
         default=None, description="Domain UUID of the port. It changes, for example when the Mac reboots."
     )
-    peers: Annotated[tuple[ThunderboltPeer, ...], Field(max_length=8)] = Field(
+    peers: Annotated[tuple[ThunderboltPeer, ...], Field(max_length=MAX_PEERS)] = Field(
         default=(),
         description="Computers connected to the port, by domain UUID.",
         json_schema_extra={"x-list-keys": ["domainUUID"]},
@@ -160,7 +167,7 @@ class ThunderboltPort(ApiModel):
 class Thunderbolt(ApiModel):
     """Thunderbolt ports of the Mac."""
 
-    ports: Annotated[tuple[ThunderboltPort, ...], Field(max_length=16)] = Field(
+    ports: Annotated[tuple[ThunderboltPort, ...], Field(max_length=MAX_PORTS)] = Field(
         default=(), description="Thunderbolt ports, by receptacle.", json_schema_extra={"x-list-keys": ["receptacle"]}
     )
     links: Count = Field(default=0, description="Number of connections to other computers, for display.")

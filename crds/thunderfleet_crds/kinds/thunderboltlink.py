@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field
 
-from thunderfleet_crds.kinds.nodeprofile import THUNDERBOLT4_MBPS
+from thunderfleet_crds.kinds.nodeprofile import MAX_PORTS, THUNDERBOLT4_MBPS
 from thunderfleet_crds.meta.apimodel import ApiModel, ObjectMeta
 from thunderfleet_crds.meta.conditions import Condition
 from thunderfleet_crds.meta.fields import Address, Int64, Name, ReasonText, Time, Token, Word
@@ -28,7 +28,7 @@ class LinkEnd(ApiModel):
     node: Annotated[str, Field(min_length=1, max_length=MAX_NODE_NAME_LENGTH)] = Field(
         description="Name of the Node (at most 120 characters)."
     )
-    port: Annotated[int, Field(ge=0, le=64)] = Field(description="Number of the Thunderbolt receptacle.")
+    port: Annotated[int, Field(ge=0, le=MAX_PORTS)] = Field(description="Number of the Thunderbolt receptacle.")
 
 
 class ThunderboltLinkSpec(ApiModel):
@@ -57,7 +57,7 @@ class Endpoint(ApiModel):
     """The cable as the agent of one end observes it."""
 
     node: Name = Field(description="Name of the Node of this end.")
-    port: Annotated[int, Field(ge=0, le=64)] = Field(description="Number of the Thunderbolt receptacle.")
+    port: Annotated[int, Field(ge=0, le=MAX_PORTS)] = Field(description="Number of the Thunderbolt receptacle.")
     interface: Word | None = Field(default=None, description="Network interface of the port, such as en2.")
     rdma_device: Word | None = Field(default=None, description="RDMA device of the port, such as rdma_en2.")
     rdma_state: RDMADeviceState | None = Field(

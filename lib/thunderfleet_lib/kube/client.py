@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import aiohttp
+from aiohttp.http_exceptions import LineTooLong
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config.incluster_config import InClusterConfigLoader
 
@@ -34,8 +35,12 @@ METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v
 REQUEST_SECONDS = 30.0
 WATCH_SECONDS = 300
 LINE_BYTES = 1 << 20
+BODY_BYTES = 64 << 20
+"""Longest response, and longest event of a watch. An object of the usual limit of etcd, 1.5 MiB, can take 9 MiB as JSON."""
 PAGE = 100
 """Objects of one page of a list. A NodeProfile with many models takes hundreds of kilobytes while it is read."""
+PAGE_BYTES = 8 << 20
+"""Longest page of more than one object. While it is read, it takes several times as much memory."""
 
 
 class ApiError(Exception):
@@ -60,6 +65,17 @@ class ApiError(Exception):
     def transient(self) -> bool:
         """Whether the same request may succeed later."""
         return self.status in (0, 429, 500, 502, 503, 504)
+
+
+class TooLarge(ApiError):
+    """The response is longer than this client reads."""
+
+    def __init__(self, what: str, most: int) -> None:
+        super().__init__(
+            413,
+            "ResponseTooLarge",
+            f"{what}: the response has more than {most >> 20} MiB; shorten or delete the largest objects",
+        )
 
 
 def _error(status: int, text: str) -> ApiError:
@@ -259,22 +275,32 @@ class Kube:
         accept: str = JSON,
     ) -> Json:
         """Sends one request; returns the JSON object of the response. Raises ApiError."""
+        return (await self._answer(method, path, query, body, content, seconds, accept, BODY_BYTES))[0]
+
+    async def _answer(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object] | None,
+        body: object,
+        content: str,
+        seconds: float,
+        accept: str,
+        most: int,
+    ) -> tuple[Json, int]:
+        """The JSON object of the response to one request, and its size in bytes. ``most``: the size that is accepted."""
         response = await self._send(method, path, query, body, content, aiohttp.ClientTimeout(total=seconds), accept)
         try:
-            data = await response.read()
+            data = await _read(response.response, most)
         except TimeoutError as error:
             raise ApiError(0, "Timeout", f"{method} {path}: {self.host} stopped in the middle of the response") from error
         except (aiohttp.ClientError, OSError) as error:
             raise ApiError(0, "Unreachable", f"{method} {path}: {self.host} closed the connection: {error}") from error
+        if data is None:
+            raise TooLarge(f"{method} {path}", most)
         if response.status >= 400:
             raise _error(response.status, data.decode("utf-8", "replace"))
-        if not data:
-            return {}
-        try:
-            answer = json.loads(data)
-        except ValueError:
-            return {"text": data.decode("utf-8", "replace")}
-        return answer if isinstance(answer, dict) else {"value": answer}
+        return _object(data), len(data)
 
     async def get(self, path: str, **query: object) -> Json:
         return await self.request("GET", path, query=query)
@@ -289,16 +315,29 @@ class Kube:
             raise
 
     async def pages(self, path: str, query: Mapping[str, object], accept: str = JSON) -> AsyncIterator[Page]:
-        """All items of a collection, page by page; at least one page. Raises ApiError."""
-        token = ""
+        """All items of a collection, page by page; at least one page. Raises ApiError.
+
+        A page that is too large is read again in smaller ones: any user may create hundreds of objects of a megabyte each.
+        """
+        token, most = "", int(str(query.get("limit", PAGE)))
+        limit = most
         while True:
-            full = {"limit": PAGE, **query, **({"continue": token} if token else {})}
-            page = await self.request("GET", path, query=full, accept=accept)
+            full = {**query, "limit": limit, **({"continue": token} if token else {})}
+            size = PAGE_BYTES if limit > 1 else BODY_BYTES
+            try:
+                page, read = await self._answer("GET", path, full, None, JSON, REQUEST_SECONDS, accept, size)
+            except TooLarge:
+                if limit == 1:
+                    raise
+                limit //= 2
+                continue
             metadata = page.get("metadata") or {}
             token = metadata.get("continue") or ""
             yield Page(page.get("items") or [], str(metadata.get("resourceVersion") or ""))
             if not token:
                 return
+            if read < PAGE_BYTES // 4:
+                limit = min(2 * limit, most)
 
     async def list(self, path: str, **query: object) -> tuple[list[Json], str]:
         """All items of a collection, read page by page, and the resourceVersion of the list."""
@@ -397,7 +436,7 @@ class Kube:
                 raise _error(response.status, (await response.read()).decode("utf-8", "replace"))
             if opened is not None:
                 opened()
-            async for line in content:
+            while line := await content.readline(max_line_length=BODY_BYTES):
                 if not line.strip():
                     continue
                 event = json.loads(line)
@@ -405,6 +444,8 @@ class Kube:
                 if kind == "ERROR":
                     raise ApiError(int(item.get("code") or 500), str(item.get("reason")), str(item.get("message")), item)
                 yield kind, item
+        except LineTooLong as error:
+            raise TooLarge(f"watch of {path}", BODY_BYTES) from error
         except TimeoutError as error:
             raise ApiError(0, "Timeout", f"watch of {path}: {self.host} stopped responding") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -412,6 +453,30 @@ class Kube:
         finally:
             self._watched.discard(content)
             response.response.close()
+
+
+async def _read(response: aiohttp.ClientResponse, most: int) -> bytes | None:
+    """The body of a response; None if it has more than ``most`` bytes."""
+    parts: list[bytes] = []
+    size = 0
+    async for part in response.content.iter_any():
+        size += len(part)
+        if size > most:
+            response.close()
+            return None
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _object(data: bytes) -> Json:
+    """The JSON object of a body; another value as ``value``, and a body that is no JSON as ``text``."""
+    if not data:
+        return {}
+    try:
+        answer = json.loads(data)
+    except ValueError:
+        return {"text": data.decode("utf-8", "replace")}
+    return answer if isinstance(answer, dict) else {"value": answer}
 
 
 def _text(value: object) -> str:

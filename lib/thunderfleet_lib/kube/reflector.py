@@ -19,7 +19,7 @@ class Reflector:
     ``on_change(key)`` is called after the cache has changed for that key (``namespace/name``), deletions included; it means
     that something changed, and the cache has the change. ``synced`` is set after the first list. While the API server is
     unreachable the cache keeps its content and ``run`` retries with back-off. ``page``: objects of one page of the list;
-    programs with little memory read small ones.
+    programs with little memory read small ones. ``unread``: fields of the metadata that the cache does not keep.
     """
 
     kube: Kube
@@ -27,6 +27,7 @@ class Reflector:
     query: dict[str, object] = field(default_factory=dict)
     on_change: Callable[[str], None] | Callable[[str], Awaitable[None]] | None = None
     page: int = PAGE
+    unread: tuple[str, ...] = ("managedFields",)
 
     def __post_init__(self) -> None:
         self.items: dict[str, Json] = {}
@@ -68,16 +69,18 @@ class Reflector:
             if kind == "DELETED":
                 self.items.pop(key, None)
             else:
-                self.items[key] = item
+                self.items[key] = self._kept(item)
             await self._changed(key)
 
     def _opened(self) -> None:
         self.connected = True
 
     async def _relist(self) -> None:
-        items, version = await self.kube.list(self.path, limit=self.page, **self.query)
+        fresh, version = dict[str, Json](), ""
+        async for page in self.kube.pages(self.path, {"limit": self.page, **self.query}):
+            fresh |= {key_of(item): self._kept(item) for item in page.items}
+            version = page.version
         self._retries.succeeded()
-        fresh = {key_of(item): item for item in items}
         old, self.items = self.items, fresh
         self.synced.set()
         self.connected = True
@@ -86,6 +89,10 @@ class Reflector:
             if _version(old.get(key)) != _version(fresh.get(key)):
                 await self._changed(key)
         self._version = version
+
+    def _kept(self, item: Json) -> Json:
+        metadata = {name: value for name, value in item["metadata"].items() if name not in self.unread}
+        return {**item, "metadata": metadata}
 
     async def _changed(self, key: str) -> None:
         if self.on_change is not None:

@@ -39,6 +39,8 @@ from thunderfleet_agent.weights.wanted import Wanted, named_by_deployments, repo
 log = logging.getLogger(__name__)
 
 CACHES = f"/apis/{API_VERSION}/{MODELCACHE_PLURAL}"
+UNREAD = ("managedFields", "annotations", "labels", "finalizers")
+"""Metadata of ModelCaches that is not kept: any user who may create some can add hundreds of kilobytes to each."""
 POLL_SECONDS = 0.5
 LEAST_POLL_SECONDS = 0.1
 POLL_SHARE = 20
@@ -103,7 +105,7 @@ class Keeper:
         self._used = used
         self._clock = clock
         self._wake = asyncio.Event()
-        self._caches = Reflector(kube, CACHES, {}, lambda _: self._wake.set())
+        self._caches = Reflector(kube, CACHES, {}, lambda _: self._wake.set(), unread=UNREAD)
         self._complete: set[tuple[object, ...]] = set()
         self._touched: dict[str, float] = {}
         self._rates: dict[str, Rate] = {}

@@ -11,8 +11,10 @@ that carries the answer out.
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -23,6 +25,7 @@ from thunderfleet_lib.backoff import Backoff
 
 from thunderfleet_operator.placement import Answer, Answers, Placement, Question, Unplaceable, WherePlaced
 from thunderfleet_operator.planning.answers import KnownAnswers
+from thunderfleet_operator.planning.line import Line, namespace_of
 from thunderfleet_operator.planning.process import PlanningFailed
 
 log = logging.getLogger(__name__)
@@ -58,6 +61,8 @@ class _Client:
     """One ModelDeployment."""
 
     known: KnownAnswers
+    number: int
+    """Increases from client to client, and decides between questions of the same time."""
     waiting: dict[int, Question] = field(default_factory=dict)
     """Questions that have not been sent to the process yet, by group."""
     since: float = 0.0
@@ -98,9 +103,9 @@ class _Client:
         return self.again if same else self.since
 
     @property
-    def order(self) -> tuple[bool, float]:
-        """Sort key of clients: in the order of their questions, but hard ones later, and advice last."""
-        return not isinstance(self.first[1], WherePlaced), self.since + DUTY * self.cost
+    def order(self) -> tuple[float, int]:
+        """Sort key of the clients of a namespace: in the order of their questions, but hard ones later."""
+        return self.since + DUTY * self.cost, self.number
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +139,15 @@ class Planner:
         self._clock = clock
         self._turn: _Turn | None = None
         self._clients: dict[str, _Client] = {}
+        self._sizes: Counter[str] = Counter()
+        """By namespace, the number of its clients."""
+        self._numbers = itertools.count()
         self._served: dict[str, int] = {}
         """By namespace, the number of the last answer to it."""
+        self._places = Line(self._served)
+        """Those whose next question is about a placement."""
+        self._advices = Line(self._served)
+        """Those whose next question is about a better placement."""
         self._count = 0
         """Number of answers."""
         self._running: tuple[str, int, Question] | None = None
@@ -160,6 +172,7 @@ class Planner:
         # A question that is being answered is not repeated because the fleet has changed since.
         client.waiting = {group: new for group, new in questions.items() if not self._is_running(key, group, new)}
         client.fleet, client.asked = self._fleet(), client.asked + 1
+        self._line_up(key, client)
         self._wake.set()
         if not questions or not self._may_be_next(key):
             return False
@@ -205,10 +218,14 @@ class Planner:
 
     def forget(self, key: str) -> None:
         """Drops a ModelDeployment."""
-        self._clients.pop(key, None)
-        namespace = _namespace(key)
-        if not any(_namespace(other) == namespace for other in self._clients):
-            self._served.pop(namespace, None)
+        if self._clients.pop(key, None) is not None:
+            self._places.drop(key)
+            self._advices.drop(key)
+            namespace = namespace_of(key)
+            self._sizes[namespace] -= 1
+            if not self._sizes[namespace]:
+                del self._sizes[namespace]
+                self._served.pop(namespace, None)
         if self._turn is not None and self._turn.key == key:
             self._end_turn()
 
@@ -258,25 +275,40 @@ class Planner:
     def _next(self) -> tuple[str | None, float | None]:
         """The client whose question is next; otherwise the seconds until one is due, or None if none waits."""
         now = self._clock()
-        waiting = {key: client for key, client in self._clients.items() if client.waiting}
-        ready = {key: client for key, client in waiting.items() if self._due(client) <= now}
-        if self._turn is not None and self._turn.key in ready:
-            return self._turn.key, None
-        if ready:
-            return min(ready, key=lambda key: self._order(key, ready[key])), None
-        return None, min((self._due(client) - now for client in waiting.values()), default=None)
+        if self._turn is not None:
+            client = self._clients.get(self._turn.key)
+            if client is not None and client.waiting and self._due(client) <= now:
+                return self._turn.key, None
+        found = self._places.first(now)
+        if found is None and self._advice_at <= now:
+            found = self._advices.first(now)
+        if found is not None:
+            return found, None
+        place, advice = self._places.due, self._advices.due
+        times = (place, max(advice, self._advice_at) if advice is not None else None)
+        return None, min((due - now for due in times if due is not None), default=None)
 
-    def _order(self, key: str, client: _Client) -> tuple[bool, int, float]:
-        """Sort key of clients: advice last, then the namespace that has waited longest for an answer."""
-        advice, due = client.order
-        return advice, self._served.get(_namespace(key), 0), due
+    def _line_up(self, key: str, client: _Client) -> None:
+        """Puts a client in the line of its next question, after anything has changed that its place depends on."""
+        place = bool(client.waiting) and isinstance(client.first[1], WherePlaced)
+        for line, here in ((self._places, place), (self._advices, bool(client.waiting) and not place)):
+            if here:
+                line.put(key, client.due, client.order)
+            else:
+                line.drop(key)
+
+    def _note_answer(self, namespace: str) -> None:
+        self._count += 1
+        self._served[namespace] = self._count
+        self._places.reorder(namespace)
+        self._advices.reorder(namespace)
 
     async def _answer(self, key: str) -> None:
         client = self._clients[key]
         group, question = client.first
         del client.waiting[group]
-        self._count += 1
-        self._served[_namespace(key)] = self._count
+        self._note_answer(namespace_of(key))
+        self._line_up(key, client)
         if isinstance(question, WherePlaced) and client.unplaced is not None and not client.unplaced.same_request(question):
             client.failures = 0
         self._running = (key, group, question)
@@ -304,6 +336,7 @@ class Planner:
         self._answered.set()
         if self._clients.get(key) is not client:
             return
+        self._line_up(key, client)
         if not isinstance(answer, Placement):
             if not client.listening:
                 self._changed(key)
@@ -319,16 +352,13 @@ class Planner:
     def _client(self, key: str) -> _Client:
         client = self._clients.get(key)
         if client is None:
-            client = self._clients[key] = _Client(KnownAnswers(self._clock))
+            client = self._clients[key] = _Client(KnownAnswers(self._clock), next(self._numbers))
+            self._sizes[namespace_of(key)] += 1
         return client
 
     def _is_running(self, key: str, group: int, question: Question) -> bool:
         running = self._running
         return running is not None and running[:2] == (key, group) and _similar(running[2], question)
-
-
-def _namespace(key: str) -> str:
-    return key.rpartition("/")[0]
 
 
 def _similar(one: Question, other: Question) -> bool:

@@ -14,6 +14,7 @@ from thunderfleet_lib.csr.names import REQUESTS as REQUESTS_PATH
 from thunderfleet_lib.csr.names import SERVING_SIGNER
 from thunderfleet_lib.kube import Json, key_of
 
+from thunderfleet_operator.watch.claims import Claims
 from thunderfleet_operator.watch.lean import Lean, Packed, plan_only, pod_only, undecided_only, version
 
 
@@ -66,6 +67,9 @@ REQUESTS = Collection(
 )
 """Requests of kubelets for serving certificates."""
 CACHED = (NODES, PODS, CONFIGMAPS, SERVICES, ENDPOINT_SLICES, NODEPROFILES, LINKS, DEPLOYMENTS, CACHES, REQUESTS)
+
+LABELS_READ = (NODES, PODS, ENDPOINT_SLICES)
+"""Where the operator reads labels."""
 
 POD_BYTES = 32 * 1024
 """Of a pod that takes more, packed, only what the operator reads is kept. Its own pods take less."""
@@ -130,15 +134,24 @@ class Store:
     them."""
     revision: int = 0
     """Increases by one with every change. A value made from the collection is valid while it stays the same."""
+    claims: Claims | None = None
+    """Which links are kept; None for all other kinds."""
     _lean: Lean = field(default_factory=Lean)
     _changes: deque[str] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     """The keys of the last changes, the newest at the end."""
 
     def put(self, item: Json) -> bool:
-        """Adds or replaces an object; False if it is not newer than the one that is known."""
+        """Adds or replaces an object; False if it is not newer than the one that is known, or not kept."""
         if not self.is_news(item):
             return False
         key = key_of(item)
+        if self.claims is not None:
+            replaced = self.claims.take(item)
+            if replaced is None:
+                return False
+            for other in replaced:
+                self.items.kept.pop(other, None)
+                self._changed(other)
         packed = Packed.of(self._reduced(item))
         if self.collection is PODS and len(packed.text) > POD_BYTES:
             packed = Packed.of(pod_only(item))
@@ -152,6 +165,8 @@ class Store:
         return new > _version(self.items.kept.get(key)) and new > self.gone.get(key, -1)
 
     def _changed(self, key: str) -> None:
+        if self.claims is not None and key not in self.items:
+            self.claims.drop(key)
         self.revision += 1
         self._changes.append(key)
 
@@ -163,7 +178,9 @@ class Store:
     def _reduced(self, item: Json) -> Json:
         if self.collection is CONFIGMAPS:
             return plan_only(item)
-        return undecided_only(item) if self.collection is REQUESTS else self._lean(item)
+        if self.collection is REQUESTS:
+            return undecided_only(item)
+        return self._lean(item, labels=self.collection in LABELS_READ)
 
     def drop(self, item: Json) -> bool:
         """Removes an object that was deleted; False if it is not known."""
@@ -203,7 +220,7 @@ class Cache:
     """All collections."""
 
     def __init__(self) -> None:
-        self.stores = {collection.name: Store(collection) for collection in CACHED}
+        self.stores = {one.name: Store(one, claims=Claims() if one is LINKS else None) for one in CACHED}
 
     def __getitem__(self, collection: Collection) -> Store:
         return self.stores[collection.name]

@@ -13,7 +13,7 @@ from itertools import chain, repeat
 from typing import Any, cast
 
 import kopf
-from thunderfleet_lib.kube import PAGE, Json, Kube
+from thunderfleet_lib.kube import Json, Kube
 
 from thunderfleet_operator.watch.cache import CACHED, Collection
 
@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 LOGIN_SECONDS = 300
 """How long kopf uses credentials before it requests them again; tokens rotate."""
+PAGE = 20
+"""Objects of one page of kopf's lists. Kopf reads pages of any size, and any user may create pods of a megabyte each."""
 IDLE_SECONDS = 0.1
 """How long kopf keeps a whole object after it has handled its event. With several seconds, it would keep everything that it
 lists at its start."""

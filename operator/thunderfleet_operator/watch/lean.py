@@ -10,42 +10,57 @@ import sys
 import zlib
 from collections.abc import Container
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from thunderfleet_crds.exchange.plan import PLAN_BYTES, PLAN_KEY
-from thunderfleet_crds.names import ANNOTATION_HASH, ANNOTATION_REASON, ANNOTATION_SIGNATURE, GROUP, MODELCACHE_KIND
+from thunderfleet_crds.names import (
+    ANNOTATION_BACKUP,
+    ANNOTATION_HASH,
+    ANNOTATION_PORTS,
+    ANNOTATION_REASON,
+    ANNOTATION_SIGNATURE,
+    GROUP,
+    MODELCACHE_KIND,
+)
 from thunderfleet_lib.csr.names import NODE_PREFIX
 from thunderfleet_lib.csr.parse import REQUEST_BYTES
 from thunderfleet_lib.kube import Json
 
 NOTE_BYTES = 16 * 1024
-"""How much of an annotation of a plan's ConfigMap is kept. The operator writes shorter ones."""
-SHARED_LIMIT = 4096
-"""Number of different lists of models that are kept for sharing."""
+"""How much of an annotation or a message is kept. The operator writes shorter ones."""
 
-_ANNOTATIONS = (ANNOTATION_HASH, ANNOTATION_REASON, ANNOTATION_SIGNATURE)
-_METADATA = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")
-_POD_METADATA = ("creationTimestamp", "deletionGracePeriodSeconds")
-_READ = (f"{GROUP}/", "app.kubernetes.io/")
-"""Prefixes of labels and annotations that the operator reads of pods."""
+_ANNOTATIONS = (ANNOTATION_HASH, ANNOTATION_REASON, ANNOTATION_SIGNATURE, ANNOTATION_PORTS, ANNOTATION_BACKUP)
+_METADATA = (
+    "name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+)  # fmt: skip
+_POD_LABELS = (f"{GROUP}/", "app.kubernetes.io/")
+"""Prefixes of labels that the operator reads of pods."""
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 GATES = 8
 """Scheduling gates of a pod that are kept."""
-_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+
+
+def _metadata(metadata: Json) -> Json:
+    """What the operator reads of the metadata of any object, without labels.
+
+    Any user who may create an object can add megabytes of labels, annotations, owners and finalizers.
+    """
+    found: Json = {key: metadata[key] for key in _METADATA if key in metadata}
+    owners = [one for one in metadata.get("ownerReferences") or [] if one.get("controller")]
+    if owners:
+        found["ownerReferences"] = owners
+    notes = metadata.get("annotations") or {}
+    kept = {name: notes[name][:NOTE_BYTES] for name in _ANNOTATIONS if name in notes}
+    if kept:
+        found["annotations"] = kept
+    return found
 
 
 def plan_only(item: Json) -> Json:
     """What the operator reads of a plan's ConfigMap. Any client can label ConfigMaps of a megabyte each."""
-    metadata, text = item["metadata"], (item.get("data") or {}).get(PLAN_KEY)
-    found = {key: metadata[key] for key in _METADATA if key in metadata}
-    if not text or len(text) > PLAN_BYTES:
-        return {"metadata": found}
-    owners = [owner for owner in metadata.get("ownerReferences") or [] if owner.get("controller")]
-    notes = metadata.get("annotations") or {}
-    found |= {
-        "ownerReferences": owners,
-        "annotations": {name: notes[name][:NOTE_BYTES] for name in _ANNOTATIONS if name in notes},
-    }
-    return {"metadata": found, "data": {PLAN_KEY: text}}
+    text, found = (item.get("data") or {}).get(PLAN_KEY), _metadata(item["metadata"])
+    return {"metadata": found, "data": {PLAN_KEY: text}} if text and len(text) <= PLAN_BYTES else {"metadata": found}
 
 
 def undecided_only(item: Json) -> Json:
@@ -53,8 +68,7 @@ def undecided_only(item: Json) -> Json:
 
     A kubelet can send any number of requests of a megabyte each.
     """
-    metadata, spec = item["metadata"], item["spec"]
-    found: Json = {"metadata": {key: metadata[key] for key in (*_METADATA, "creationTimestamp") if key in metadata}}
+    spec, found = item["spec"], {"metadata": _metadata(item["metadata"])}
     user = str(spec.get("username") or "")
     if (item.get("status") or {}).get("conditions") or not user.startswith(NODE_PREFIX):
         return found
@@ -66,15 +80,11 @@ def undecided_only(item: Json) -> Json:
 def pod_only(item: Json) -> Json:
     """What the operator reads of a pod. Any user who may create pods can create a thousand of a megabyte each."""
     metadata, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
-    found: Json = {key: metadata[key] for key in (*_METADATA, *_POD_METADATA) if key in metadata}
-    owners = [one for one in metadata.get("ownerReferences") or [] if one.get("controller")]
-    if owners:
-        found["ownerReferences"] = owners
-    for name in ("labels", "annotations"):
-        kept = {key: value[:NOTE_BYTES] for key, value in (metadata.get(name) or {}).items() if key.startswith(_READ)}
-        if kept:
-            found[name] = kept
-    fetches = any(owner.get("kind") == MODELCACHE_KIND for owner in owners)
+    found = _metadata(metadata)
+    labels = {key: value for key, value in (metadata.get("labels") or {}).items() if key.startswith(_POD_LABELS)}
+    if labels:
+        found["labels"] = labels
+    fetches = any(owner.get("kind") == MODELCACHE_KIND for owner in found.get("ownerReferences", ()))
     about = {key: spec[key] for key in ("nodeName", "hostNetwork", "overhead") if key in spec}
     for key in ("containers", "initContainers"):
         if spec.get(key):
@@ -107,17 +117,26 @@ def digest_of(models: object) -> bytes:
     return hashlib.sha256(json.dumps(models, default=repr).encode()).digest()
 
 
+class Models(list[Any]):
+    """A list that can be referenced weakly."""
+
+    __slots__ = ("__weakref__",)
+
+
 class Lean:
     """Leaves out what nothing reads of one kind's objects. An object that was given to it is not changed."""
 
     def __init__(self) -> None:
-        self._models: dict[bytes, object] = {}
+        self._models: WeakValueDictionary[bytes, Models] = WeakValueDictionary()
 
-    def __call__(self, item: Json) -> Json:
-        """The object without managedFields (half of its size), the configuration that kubectl applied, and a Node's images."""
-        metadata = _without(item["metadata"], ("managedFields",))
-        if _LAST_APPLIED in (metadata.get("annotations") or {}):
-            metadata["annotations"] = _without(metadata["annotations"], (_LAST_APPLIED,))
+    def __call__(self, item: Json, *, labels: bool) -> Json:
+        """The object with little of its metadata (managedFields are half of an object), and without a Node's images.
+
+        ``labels``: whether the operator reads those of this kind.
+        """
+        metadata = _metadata(item["metadata"])
+        if labels and "labels" in item["metadata"]:
+            metadata["labels"] = item["metadata"]["labels"]
         kept: Json = {**item, "metadata": metadata}
         status = item.get("status")
         if isinstance(status, dict):
@@ -127,13 +146,17 @@ class Lean:
         return kept
 
     def _shared(self, models: object) -> object:
-        """One object for all equal lists of models, which are most of a NodeProfile and the same on most Macs."""
+        """One object for all equal lists of models, which are most of a NodeProfile and the same on most Macs.
+
+        Lists that no Mac has any more are not kept: one can take megabytes, and a Mac can publish another one every second.
+        """
+        if not isinstance(models, list):
+            return models
         key = digest_of(models)
-        if key not in self._models:
-            if len(self._models) >= SHARED_LIMIT:
-                self._models.clear()
-            self._models[key] = _interned(models)
-        return self._models[key]
+        found = self._models.get(key)
+        if found is None:
+            found = self._models[key] = Models(_interned(models))
+        return found
 
 
 class Packed(NamedTuple):

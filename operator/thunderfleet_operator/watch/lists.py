@@ -11,13 +11,15 @@ from collections.abc import Callable
 
 from thunderfleet_lib.kube import ApiError, Json, Kube, key_of
 
-from thunderfleet_operator.watch.cache import CACHED, Cache, Collection, unpacked
+from thunderfleet_operator.watch.cache import CACHED, LINKS, Cache, Collection, unpacked
 
 log = logging.getLogger(__name__)
 
 RELIST_SECONDS = 2.0
 """The metadata is listed this long after the last event of kopf's own list."""
 RETRY_SECONDS = 2.0
+AGAIN_SECONDS = 600.0
+"""Links are listed again after this long while some are not kept: others of the Mac may have been deleted since."""
 
 Changed = Callable[[Collection, str, Json | None, Json | None], None]
 """Called with the collection, the ``namespace/name``, and the object before and after; None: there is none."""
@@ -31,6 +33,7 @@ class Lists:
         self._cache = cache
         self._changed = changed
         self._relisted: dict[str, float] = {}
+        self._links_listed = time.monotonic()
         self._refilling = asyncio.Lock()
         self._begun = self._complete = 0
         """Numbers of the last refill that has begun, and of the last one that is complete."""
@@ -101,6 +104,7 @@ class Lists:
         """Lists the metadata of each collection once after each list of kopf's. Runs until cancelled."""
         while True:
             await asyncio.sleep(1.0)
+            await self._list_left_links()
             for collection in CACHED:
                 relisted = self._relisted.get(collection.name)
                 if relisted is None or time.monotonic() - relisted < RELIST_SECONDS:
@@ -112,6 +116,18 @@ class Lists:
                     continue
                 if self._relisted.get(collection.name) == relisted:
                     del self._relisted[collection.name]
+
+    async def _list_left_links(self) -> None:
+        claims = self._cache[LINKS].claims
+        if claims is None or not claims.exceeded or time.monotonic() - self._links_listed < AGAIN_SECONDS:
+            return
+        self._links_listed = time.monotonic()
+        before, claims.exceeded = claims.exceeded, set()
+        try:
+            await self._fill(LINKS, tell=True)
+        except ApiError as error:
+            claims.exceeded |= before
+            log.warning("cannot list %s: %s; retrying in %.0f s", LINKS.name, error, AGAIN_SECONDS)
 
     async def _drop_deleted(self, collection: Collection) -> None:
         """Removes from the cache what the API server no longer has."""

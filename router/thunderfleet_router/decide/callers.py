@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from thunderfleet_crds.exchange import routing
 from thunderfleet_crds.exchange.routing import AcceptedKey
@@ -46,7 +47,7 @@ def caller(catalog: Catalog, headers: Mapping[str, str], address: str) -> Caller
         digests = [routing.key_digest(routing_key, key) for routing_key in catalog.digest_keys]
         if any(digest in catalog.by_digest for digest in digests):
             # A key may be one of thousands of ModelDeployments.
-            return catalog.kept(("caller", *digests), lambda digests=digests: _holder(catalog, digests))  # type: ignore[misc]
+            return catalog.kept(("caller", *digests), partial(_holder, catalog, digests), lambda holder: len(holder.grants))
     return Caller(f"address {address}")
 
 

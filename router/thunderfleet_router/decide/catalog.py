@@ -24,8 +24,8 @@ _COMING = frozenset(
     }
 )  # fmt: skip
 
-MAX_KEPT = 64
-"""Values that are kept with one catalog."""
+MAX_KEPT = 50_000
+"""Entries of all values that are kept with one catalog. An entry of a listing takes 300 bytes."""
 
 T = TypeVar("T")
 
@@ -100,6 +100,22 @@ class Deployment:
         return f"{self.namespace}/{self.name}"
 
 
+class _Values:
+    """Values by key, with at most MAX_KEPT entries in all, or one larger value."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[object, object] = {}
+        self.entries = 0
+
+    def add(self, key: object, value: object, entries: int) -> None:
+        """Adds a value; drops all others if there is no room for it."""
+        if self.entries + entries > MAX_KEPT:
+            self.by_key.clear()
+            self.entries = 0
+        self.by_key[key] = value
+        self.entries += entries
+
+
 @dataclass(frozen=True, slots=True)
 class Catalog:
     """All ModelDeployments, by ``namespace/name``, and the routing keys with which keys are looked up."""
@@ -112,7 +128,7 @@ class Catalog:
     """By name, the ModelDeployments that it may mean, in order."""
     all_require_keys: bool = False
     """Whether there are ModelDeployments, and each requires a key."""
-    _kept: dict[object, object] = field(default_factory=dict, compare=False, repr=False)
+    _kept: _Values = field(default_factory=_Values, compare=False, repr=False)
 
     def accepting(self, digest: str) -> list[Deployment]:
         """The ModelDeployments that accept the key with this digest."""
@@ -122,13 +138,15 @@ class Catalog:
         """The ModelDeployments that a name may mean."""
         return [self.deployments[found] for found in self.by_name.get(name, ())]
 
-    def kept(self, key: object, make: Callable[[], T]) -> T:
-        """``make()``, or what it returned for this key and this catalog before: clients ask the same again and again."""
-        if key not in self._kept:
-            if len(self._kept) >= MAX_KEPT:
-                self._kept.clear()
-            self._kept[key] = make()
-        return cast("T", self._kept[key])
+    def kept(self, key: object, make: Callable[[], T], size: Callable[[T], int]) -> T:
+        """``make()``, or what it returned for this key and this catalog before: clients ask the same again and again.
+
+        ``size``: the number of entries of the value.
+        """
+        if key not in self._kept.by_key:
+            made = make()
+            self._kept.add(key, made, 1 + size(made))
+        return cast("T", self._kept.by_key[key])
 
 
 class _Document(NamedTuple):

@@ -55,7 +55,7 @@ def admit(catalog: Catalog, caller: Caller) -> None:
 def usable(catalog: Catalog, caller: Caller) -> Sequence[Deployment]:
     """The ModelDeployments that the caller may use, own namespaces first. Raises ApiError if every one needs a key."""
     admit(catalog, caller)
-    return catalog.kept(("usable", caller.id if caller.known else ""), lambda: _usable(catalog, caller))
+    return catalog.kept(("usable", caller.id if caller.known else ""), lambda: _usable(catalog, caller), len)
 
 
 def _usable(catalog: Catalog, caller: Caller) -> Sequence[Deployment]:
@@ -143,7 +143,7 @@ def listing(catalog: Catalog, caller: Caller, aliases: Mapping[str, str]) -> lis
     """The entries of ``/v1/models``: names, then the aliases that the caller can use. Raises ApiError."""
     available = usable(catalog, caller)
     key = ("listing", caller.id if caller.known else "", frozenset(aliases.items()))
-    return catalog.kept(key, lambda: _listing(catalog, available, caller, aliases))
+    return catalog.kept(key, lambda: _listing(catalog, available, caller, aliases), len)
 
 
 def _listing(

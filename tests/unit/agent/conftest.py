@@ -312,16 +312,16 @@ class FakeKube(Kube):
     async def reconnect(self) -> None:
         self.reconnects += 1
 
-    async def request(self, method: str, path: str, *, query: Any = None, body: Any = None, **_: object) -> dict[str, Any]:
+    async def _answer(self, method: str, path: str, query: Any, body: Any, *_: Any, **__: Any) -> tuple[dict[str, Any], int]:
         if self.away:
             raise ApiError(0, "Unreachable", f"{method} {path}: cannot reach the API server")
         now = Moment.now()
         self.clock.note(formatdate(now.wall - self.ahead, usegmt=True), now, now)
         if method == "GET":
-            return copy.deepcopy(self._get(path, query or {}))
+            return copy.deepcopy(self._get(path, query or {})), 0
         assert method == "PATCH" and query["force"] and len(query["fieldManager"].encode()) <= 128
         self.sent.append((method, path))
-        return copy.deepcopy(self._apply(path, query["fieldManager"], copy.deepcopy(body)))
+        return copy.deepcopy(self._apply(path, query["fieldManager"], copy.deepcopy(body))), 0
 
     def _get(self, path: str, query: Mapping[str, Any]) -> dict[str, Any]:
         if path.rpartition("/")[2] in ("nodeprofiles", "thunderboltlinks"):

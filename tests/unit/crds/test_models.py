@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from thunderfleet_crds import generate
 from thunderfleet_crds.exchange import group
 from thunderfleet_crds.kinds.modeldeployment import Group, ModelDeployment, Nodes, Rank, Unplaceable, duration_seconds
-from thunderfleet_crds.kinds.nodeprofile import NodeProfile, NodeProfileStatus, Reachability, domain_labels
+from thunderfleet_crds.kinds.nodeprofile import MAX_PORTS, NodeProfile, NodeProfileStatus, Reachability, domain_labels
 from thunderfleet_crds.kinds.thunderboltlink import LinkEnd, Measurement, generation, link_name, ordered
 from thunderfleet_crds.meta.apimodel import to_api_name
 from thunderfleet_crds.meta.conditions import Condition, find_condition, set_condition
@@ -40,7 +40,7 @@ KINDS = {kind.name: kind.model for kind in generate.KINDS}
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 names = st.from_regex(r"[a-z0-9]([a-z0-9.-]{0,20}[a-z0-9])?", fullmatch=True)
-ends = st.builds(LinkEnd, node=names, port=st.integers(0, 64))
+ends = st.builds(LinkEnd, node=names, port=st.integers(0, MAX_PORTS))
 
 
 def without_empty_collections(value: Any, node: Json) -> Any:
@@ -294,8 +294,10 @@ def test_either_end_derives_the_same_link(one: LinkEnd, other: LinkEnd) -> None:
 def test_link_name_and_generation() -> None:
     spec = ordered(LinkEnd(node="studio-2", port=3), LinkEnd(node="studio-1", port=1))
     assert link_name(spec) == "studio-1.tb1--studio-2.tb3"
-    longest = ordered(LinkEnd(node="b" * 120, port=64), LinkEnd(node="a" * 120, port=64))
+    longest = ordered(LinkEnd(node="b" * 120, port=MAX_PORTS), LinkEnd(node="a" * 120, port=MAX_PORTS))
     assert len(link_name(longest)) <= 253
+    with pytest.raises(ValidationError):
+        LinkEnd(node="a", port=MAX_PORTS + 1)
     assert [generation(speed) for speed in (20_000, 40_000, 80_000, 120_000)] == ["TB4", "TB4", "TB5", "TB5"]
 
 

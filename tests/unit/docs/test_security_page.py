@@ -192,6 +192,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         *("np-other", "link-other", "secret-list", "token-agent-other", "node-taint", "np-quarantine", "pod-create"),
         f"{CERTIFICATES}::test_a_mac_that_publishes_the_address_of_another_gets_no_certificate_for_it",
         f"{LIVE_CERTIFICATES}::test_requests_wait_for_the_operator_and_hostile_ones_are_denied",
+        "unit/operator/test_cached_objects.py::test_a_compromised_mac_has_as_many_cables_as_a_mac_can_have",
     ),
     "a pod on a Mac |": (
         f"{USERS}::test_a_pod_reaches_nothing_of_another_pod",
@@ -401,6 +402,9 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "unit/operator/test_planning.py::test_namespaces_take_turns_at_the_planner",
         "unit/operator/test_routers.py::test_namespaces_take_turns_in_what_is_published",
         "unit/operator/test_cached_objects.py::test_little_is_kept_of_the_megabyte_of_a_pod",
+        "unit/operator/test_cached_objects.py::test_little_is_kept_of_the_metadata_that_a_user_can_add",
+        "unit/lib/test_kube_client.py::test_a_page_of_large_objects_is_read_in_parts_and_later_pages_are_whole",
+        "unit/operator/test_cached_objects.py::test_kopf_lists_in_pages_and_holds_no_object_for_long",
     ),
     "names a ModelDeployment like": (f"{LIVE_FORGERY}::test_a_deployment_named_like_a_service",),
     "Two admission policies refuse": (

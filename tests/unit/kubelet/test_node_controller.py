@@ -12,6 +12,7 @@ from thunderfleet_kubelet.node.facts import GIB, Machine, Readings
 from thunderfleet_kubelet.serving.metrics import Metrics
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.kube import ApiError, Kube, retries
+from thunderfleet_lib.kube.client import Page
 
 from tests.support.waiting import until_async
 
@@ -56,11 +57,11 @@ class FakeKube:
         self._check()
         return self.objects.get(path)
 
-    async def list(self, path: str, **query: object) -> tuple[Sequence[Json], str]:
+    async def pages(self, path: str, query: object) -> AsyncIterator[Page]:
         self._check()
         while not self.events.empty():
             self.events.get_nowait()
-        return [value for key, value in self.objects.items() if key.startswith(path)], str(self.version)
+        yield Page([value for key, value in self.objects.items() if key.startswith(path)], str(self.version))
 
     async def watch(self, path: str, version: str, **query: object) -> AsyncIterator[tuple[str, Json]]:
         while True:

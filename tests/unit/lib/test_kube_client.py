@@ -2,13 +2,17 @@
 
 import asyncio
 import base64
+import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 from kubernetes.aio.client.configuration import Configuration
-from thunderfleet_lib.kube import ApiError, Kube
+from thunderfleet_lib.kube import ApiError, Kube, Reflector, client
+
+from tests.support.waiting import until_async
 
 
 @pytest.fixture
@@ -71,6 +75,104 @@ async def test_lists_have_all_pages(server: str) -> None:
         assert [item["metadata"]["name"] for item in items] == list("abcde") and version == "7"
         assert await kube.list_keys("/api/v1/things") == (set("abcde"), "7")
         assert await kube.list("/api/v1/nothing") == ([], "")
+
+
+class Crowd:
+    """An API server with objects of these sizes in bytes: lists and watches them, and counts what it has sent."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.items = [
+            {"metadata": {"name": str(number), "resourceVersion": "7", "annotations": {"note": "x" * size}}}
+            for number, size in enumerate(sizes)
+        ]
+        self.limits: list[int] = []
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if "watch" in request.query:
+            stream = web.StreamResponse()
+            await stream.prepare(request)
+            for item in self.items:
+                await stream.write(json.dumps({"type": "ADDED", "object": item}).encode() + b"\n")
+            return stream
+        self.limits.append(int(request.query["limit"]))
+        start = int(request.query.get("continue", 0))
+        end = min(start + self.limits[-1], len(self.items))
+        metadata = {"resourceVersion": "7", **({"continue": str(end)} if end < len(self.items) else {})}
+        return web.json_response({"metadata": metadata, "items": self.items[start:end]})
+
+
+@asynccontextmanager
+async def serving(crowd: Crowd) -> AsyncIterator[Kube]:
+    application = web.Application()
+    application.router.add_get("/{path:.*}", crowd.answer)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    configuration = Configuration()
+    configuration.host = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        async with Kube(configuration) as kube:
+            yield kube
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_page_of_large_objects_is_read_in_parts_and_later_pages_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any user may create pods of more than a megabyte: a page of 100 would take hundreds of megabytes."""
+    monkeypatch.setattr(client, "PAGE_BYTES", 100_000)
+    crowd = Crowd([100] * 100 + [30_000] * 40 + [100] * 900)
+    async with serving(crowd) as kube:
+        pages = [page.items async for page in kube.pages("/api/v1/pods", {})]
+    assert [item for items in pages for item in items] == crowd.items
+    assert max(len(json.dumps(items)) for items in pages) < 100_000
+    assert crowd.limits[0] == crowd.limits[-1] == 100 and len(crowd.limits) < 60
+
+
+async def test_a_reflector_keeps_no_metadata_that_its_program_does_not_read() -> None:
+    crowd = Crowd([1000])
+    metadata = crowd.items[0]["metadata"]
+    metadata |= {"managedFields": [{"manager": "kubectl"}], "labels": {"a": "b"}}
+    seen: list[list[str]] = []
+    async with serving(crowd) as kube:
+        wholly: Reflector = Reflector(kube, "/api/v1/pods", on_change=lambda key: seen.append([*wholly.items[key]["metadata"]]))
+        fields = ("managedFields", "annotations")
+        partly: Reflector = Reflector(
+            kube, "/api/v1/pods", on_change=lambda key: seen.append([*partly.items[key]["metadata"]]), unread=fields
+        )
+        for reflector, kept in (
+            (wholly, ["name", "resourceVersion", "annotations", "labels"]),
+            (partly, ["name", "resourceVersion", "labels"]),
+        ):
+            running = asyncio.create_task(reflector.run())
+            await until_async(lambda: len(seen) >= 2, "the object of the list, and that of the watch")
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            assert seen[:2] == [kept, kept]
+            seen.clear()
+
+
+async def test_an_object_and_a_list_that_are_too_large_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "PAGE_BYTES", 10_000)
+    monkeypatch.setattr(client, "BODY_BYTES", 1 << 20)
+    async with serving(Crowd([100, 50_000, 100])) as kube:
+        assert len((await kube.list("/api/v1/pods"))[0]) == 3, "one object may be larger than a page of several"
+    crowd = Crowd([100, 2 << 20])
+    async with serving(crowd) as kube:
+        with pytest.raises(ApiError, match=r"GET /api/v1/pods: the response has more than 1 MiB") as caught:
+            await kube.list("/api/v1/pods")
+        assert crowd.limits[-1] == 1 and not caught.value.unanswered
+        with pytest.raises(ApiError, match=r"more than 1 MiB; shorten or delete the largest objects"):
+            await kube.get("/api/v1/pods", limit=2)
+        with pytest.raises(ApiError, match=r"watch of /api/v1/pods: the response has more than 1 MiB"):
+            async for _, item in kube.watch("/api/v1/pods", "7"):
+                assert item["metadata"]["name"] == "0"
+
+
+async def test_a_watch_reads_events_of_the_largest_objects() -> None:
+    """A megabyte of control characters, which etcd accepts, is six megabytes of JSON."""
+    crowd = Crowd([9 << 20, 10])
+    async with serving(crowd) as kube:
+        assert [item async for _, item in kube.watch("/api/v1/pods", "7")] == crowd.items
 
 
 @pytest.fixture

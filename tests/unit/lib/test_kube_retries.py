@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.kube import ApiError, Kube, Reflector, Retries, retries
+from thunderfleet_lib.kube.client import Page
 
 SILENT = ApiError(0, "Unreachable", "connection refused")
 FORBIDDEN = ApiError(403, "Forbidden", "pods is forbidden")
@@ -42,10 +43,10 @@ async def test_a_reflector_waits_like_this(monkeypatch: pytest.MonkeyPatch) -> N
     answers = [*[SILENT] * 5, FORBIDDEN]
 
     class Server:
-        async def list(self, path: str, **query: object) -> tuple[list[Any], str]:
+        async def pages(self, path: str, query: object) -> AsyncIterator[Page]:
             if answers:
                 raise answers.pop(0)
-            return [], "1"
+            yield Page([], "1")
 
         async def watch(self, *_: object, **__: object) -> AsyncIterator[tuple[str, Any]]:
             await asyncio.Event().wait()

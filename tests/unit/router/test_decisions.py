@@ -3,6 +3,7 @@
 import json
 import random
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -234,9 +235,33 @@ def test_the_holder_of_a_key_of_many_models_is_looked_up_once(monkeypatch: pytes
     catalog = _catalog(*(Model(f"m{one}", "crowd", keys={"k": "sk-1"}) for one in range(20)))
     first = _caller(catalog, "sk-1")
     assert len(first.grants) == 20 and first is _caller(catalog, "sk-1") is not _caller(catalog, "sk-2")
-    for other in range(1000):
-        catalog.kept(other, object)
-    assert len(catalog._kept) <= catalogs.MAX_KEPT and _caller(catalog, "sk-1") == first
+    for other in range(catalogs.MAX_KEPT + 1):
+        catalog.kept(other, object, lambda _: 0)
+    assert len(catalog._kept.by_key) <= catalogs.MAX_KEPT and _caller(catalog, "sk-1") == first
+
+
+def test_few_entries_are_kept_for_many_holders_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them may get a listing of thousands."""
+
+    class Entry(dict[str, Any]):
+        """Can be referenced weakly."""
+
+    made: list[weakref.ref[Entry]] = []
+
+    def entry(name: str, deployment: Deployment) -> Entry:
+        found = Entry(id=name, root=deployment.model)
+        made.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(names, "_entry", entry)
+    monkeypatch.setattr(catalogs, "MAX_KEPT", 500)
+    keys = {f"k{one}": f"sk-{one}" for one in range(40)}
+    catalog = _catalog(*(Model(f"m{one}", "crowd", keys=keys) for one in range(20)))
+    first = names.listing(catalog, _caller(catalog, "sk-0"), {})
+    assert len(first) == 20 and names.listing(catalog, _caller(catalog, "sk-0"), {}) is first
+    for key in keys.values():
+        assert names.listing(catalog, _caller(catalog, key), {}) == first
+    assert len(made) == 40 * 20 and sum(one() is not None for one in made) <= 500 + len(first)
 
 
 # --- keys and objects ---

@@ -18,7 +18,7 @@ NAME = " ".join(COMMAND)
 MAX_DEPTH = 32
 MAX_HUBS = 8
 MAX_PEERS = 8
-MAX_RECEPTACLE = 64
+MAX_RECEPTACLE = 16
 # Systems that print "x1" or "x2" after the speed of one lane are older than Thunderbolt 5.
 OLD_SHAPE_LIMIT_MBPS = 40_000
 

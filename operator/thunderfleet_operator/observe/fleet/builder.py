@@ -59,8 +59,8 @@ NOT_SIZED = (
     "the agent has not computed the sizes of the model's layers yet; if this persists for more than a few minutes, see the "
     "log of the agent"
 )
-SHARED_LIMIT = 65_536
-"""Values that are kept to be shared between Macs."""
+SHARED_LIMIT = 4096
+"""Values that are kept to be shared between Macs. The facts of a model can take tens of kilobytes."""
 Nodes = Mapping[str, Node]
 Profiles = Mapping[str, NodeProfile | None]
 Links = Mapping[str, ThunderboltLink | None]
@@ -333,6 +333,9 @@ class FleetBuilder:
         for name in gone:
             macs.pop(name, None)
         self._macs = following
+        # One list can take megabytes, and a Mac can publish another one every second.
+        used = {id(profile.status.models) for _, profile in following.values() if profile is not None}
+        self._facts = {models: known for models, known in self._facts.items() if models in used}
 
     def _add_cables(self, cables: dict[str, Cable], gone: set[str], links: Links, profiles: Profiles, taken: Taken) -> None:
         """Adds the cables that differ to ``cables``, and the names of those that are no more to ``gone``."""
@@ -367,8 +370,6 @@ class FleetBuilder:
         models = profile.status.models
         known = self._facts.get(id(models))
         if known is None or known[0] is not models:
-            if len(self._facts) >= SHARED_LIMIT:
-                self._facts.clear()
             shared = self._share(tuple(self._share(model_facts(model).sharing(self._share)) for model in models))
             known = self._facts[id(models)] = models, shared
         return known[1]

@@ -4,18 +4,21 @@ Most of a profile is its list of models, with sizes for each layer, and most Mac
 read once and shared in memory. For a thousand Macs this takes a tenth of the time and memory.
 """
 
+from weakref import WeakValueDictionary
+
 from pydantic import ValidationError
-from thunderfleet_crds.kinds.nodeprofile import Model, NodeProfile
+from thunderfleet_crds.kinds.nodeprofile import NodeProfile, NodeProfileStatus
 from thunderfleet_lib.kube import Json
 
-from thunderfleet_operator.watch.lean import SHARED_LIMIT, digest_of
+from thunderfleet_operator.watch.lean import digest_of
 
 
 class ProfileReader:
     """Reads NodeProfiles. Equal lists of models are the same object."""
 
     def __init__(self) -> None:
-        self._models: dict[bytes, tuple[Model, ...]] = {}
+        self._newest: WeakValueDictionary[bytes, NodeProfileStatus] = WeakValueDictionary()
+        """By the digest of its list of models, the last status that was read, while it is in use."""
 
     def read(self, item: Json) -> NodeProfile | None:
         """None for an object that breaks the schema of this version."""
@@ -30,12 +33,11 @@ class ProfileReader:
         if not isinstance(models, list) or not models:
             return NodeProfile.load(item)
         key = digest_of(models)
-        shared = self._models.get(key)
-        if shared is None:
+        known = self._newest.get(key)
+        if known is None:
             profile = NodeProfile.load(item)
-            if len(self._models) >= SHARED_LIMIT:
-                self._models.clear()
-            self._models[key] = profile.status.models
-            return profile
-        bare = NodeProfile.load({**item, "status": {**(status or {}), "models": []}})
-        return bare.model_copy(update={"status": bare.status.model_copy(update={"models": shared})})
+        else:
+            bare = NodeProfile.load({**item, "status": {**(status or {}), "models": []}})
+            profile = bare.model_copy(update={"status": bare.status.model_copy(update={"models": known.models})})
+        self._newest[key] = profile.status
+        return profile

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import random
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -33,7 +34,7 @@ from thunderfleet_operator.placement.questions import answer
 from thunderfleet_operator.planning import process as processes
 from thunderfleet_operator.planning import wire
 from thunderfleet_operator.planning.answers import LASTING_SECONDS, KnownAnswers
-from thunderfleet_operator.planning.planner import ADVICE_DUTY, DUTY, RETRY, Planner
+from thunderfleet_operator.planning.planner import ADVICE_DUTY, DUTY, RETRY, Planner, _Client
 from thunderfleet_operator.planning.process import PlanningFailed, PlanningProcess
 
 from tests.bench.placement import cliques, large_model, racks
@@ -347,6 +348,82 @@ async def test_namespaces_take_turns_at_the_planner(run: Run) -> None:
         run.planner.forget(f"crowd/m{number}")
     assert "crowd" not in run.planner._served
     run.script.says(NO)
+
+
+QUESTIONS: tuple[Question, ...] = (where(1), where(1, min_nodes=2), where(2), WhatIsBetter(fleet(1), REQUEST, None))
+ANSWERS: tuple[Answer | PlanningFailed, ...] = (NO, "better", PlanningFailed("failed"))
+KEYS = ("a/1", "a/2", "a/3", "b/1", "b/2", "c/1", "alone")
+
+
+async def asks(planner: Planner, key: str, questions: dict[int, Question]) -> None:
+    """Asks, and does not wait for an answer."""
+    asking = asyncio.create_task(planner.ask(key, questions))
+    await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+
+
+def expected(planner: Planner, now: float) -> tuple[str | None, float | None]:
+    """The rule in full: of those that are due, places first, then the namespace that waits longest, then the question."""
+    waiting = {key: client for key, client in planner._clients.items() if client.waiting}
+    due = {key: planner._due(client) for key, client in waiting.items()}
+
+    def order(key: str) -> tuple[bool, int, float]:
+        client = waiting[key]
+        advice = not isinstance(client.first[1], WherePlaced)
+        return advice, planner._served.get(key.rpartition("/")[0], 0), client.since + DUTY * client.cost
+
+    ready = [key for key in waiting if due[key] <= now]
+    return (min(ready, key=order), None) if ready else (None, min((at - now for at in due.values()), default=None))
+
+
+async def check_the_rule(dice: random.Random) -> None:
+    script, now = Script(), 0.0
+    planner = Planner(script, lambda key: None, lambda: now)
+    for _ in range(150):
+        move = dice.choices(("ask", "answer", "forget", "pass"), (12, 8, 1, 1))[0]
+        if move == "ask":
+            questions = {group: dice.choice(QUESTIONS) for group in dice.sample(range(3), dice.randint(0, 2))}
+            await asks(planner, dice.choice(KEYS), questions)
+        elif move == "answer" and (key := planner._next()[0]) is not None:
+            script.says(dice.choice(ANSWERS), dice.choice([0.0, 0.1, 2.0]))
+            await planner._answer(key)
+        elif move == "forget":
+            planner.forget(dice.choice(KEYS))
+        elif move == "pass":
+            now += 40 * dice.random()
+        assert planner._next() == expected(planner, now)
+        assert planner._served.keys() <= {key.rpartition("/")[0] for key in planner._clients}
+
+
+async def test_the_next_question_is_that_of_the_whole_rule() -> None:
+    for seed in range(60):
+        await check_the_rule(random.Random(seed))
+
+
+async def test_an_answer_does_not_read_all_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+    due = vars(_Client)["due"].fget
+
+    def counted(client: _Client) -> float:
+        nonlocal looks
+        looks += 1
+        return float(due(client))
+
+    monkeypatch.setattr(_Client, "due", property(counted))
+    script, now = Script(), 0.0
+    planner = Planner(script, lambda key: None, lambda: now)
+    for number in range(600):
+        await asks(planner, f"ns{number % 20}/m{number}", {0: where(number)})
+    looks = 0
+    for number in range(600):
+        key, _ = planner._next()
+        assert key is not None and key == f"ns{number % 20}/m{number}"
+        script.says(NO)
+        await planner._answer(key)
+        planner.forget(key)
+    assert looks < 600 * 10
+    assert planner._next() == (None, None) and not planner._served
 
 
 async def test_a_question_without_an_answer_is_asked_again_with_back_off(run: Run) -> None:

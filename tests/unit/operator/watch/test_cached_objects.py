@@ -2,26 +2,47 @@
 
 import base64
 import copy
+import gc
 import json
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
+from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thunderfleet_lib.kube import PAGE, Kube
+from thunderfleet_crds.kinds.nodeprofile import MAX_PORTS, Model
+from thunderfleet_crds.names import ANNOTATION_BACKUP, ANNOTATION_HASH
+from thunderfleet_lib.kube import Kube
 from thunderfleet_lib.kube.client import Page
 from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.objects.nodes import read_node
 from thunderfleet_operator.observe.objects.proofs import TRUSTING
+from thunderfleet_operator.watch import claims as claims_module
 from thunderfleet_operator.watch import kopf_watch
-from thunderfleet_operator.watch.cache import LINKS, NODEPROFILES, NODES, POD_BYTES, PODS, REMEMBERED, Cache, Store
-from thunderfleet_operator.watch.lean import SHARED_LIMIT, Lean, Packed
+from thunderfleet_operator.watch import lists as lists_module
+from thunderfleet_operator.watch.cache import (
+    CACHED,
+    ENDPOINT_SLICES,
+    LINKS,
+    NODEPROFILES,
+    NODES,
+    POD_BYTES,
+    PODS,
+    REMEMBERED,
+    REQUESTS,
+    Cache,
+    Collection,
+    Store,
+)
+from thunderfleet_operator.watch.claims import LINKS_OF_MAC, LINKS_OF_TWO
+from thunderfleet_operator.watch.lean import NOTE_BYTES, Lean, Packed
 from thunderfleet_operator.watch.lists import Lists
 
 MODEL = {"path": "/models/large", "bytes": 5, "pipeline": {"layerBytes": [1, 2]}}
-LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 def item(name: str, version: int = 1, **parts: Any) -> dict[str, Any]:
@@ -35,7 +56,8 @@ def anew(value: Any) -> Any:
 
 
 def test_what_nothing_reads_is_not_kept() -> None:
-    notes = {LAST_APPLIED: "x" * 1000, "team": "red"}
+    backup = {ANNOTATION_BACKUP: "2026-03-01T00:00:00Z"}
+    notes = {"kubectl.kubernetes.io/last-applied-configuration": "x" * 1000, "team": "red", **backup}
     status = {
         "images": [{"names": ["registry/image"], "sizeBytes": 1}],
         "conditions": [{"type": "Ready", "status": "True"}],
@@ -54,11 +76,31 @@ def test_what_nothing_reads_is_not_kept() -> None:
         "name": "a",
         "uid": "uid-a",
         "resourceVersion": "1",
-        "annotations": {"team": "red"},
+        "annotations": backup,
         "labels": labels,
     }
     assert kept["status"] == {key: value for key, value in status.items() if key != "images"} and kept["spec"] == whole["spec"]
     assert read_node(kept) == read_node(whole)
+
+
+@pytest.mark.parametrize("collection", [one for one in CACHED if one is not REQUESTS], ids=lambda one: one.name)
+def test_little_is_kept_of_the_metadata_that_a_user_can_add(collection: Collection) -> None:
+    """The API server allows 256 KiB of annotations, and more than that of other metadata."""
+    names = [os.urandom(60).hex() for _ in range(1000)]
+    added: dict[str, Any] = {
+        "annotations": {f"team/{name}": os.urandom(60).hex() for name in names} | {ANNOTATION_HASH: os.urandom(90_000).hex()},
+        "finalizers": [f"example.com/{name}" for name in names],
+        "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": name, "uid": name} for name in names],
+    }
+    if collection is not NODES:
+        added["labels"] = {f"l/{name[:60]}": name[:60] for name in names}
+    plain, item_of = (Store(collection), partial(item, "a", spec={"model": {}}, data={"plan.json": "{}"}))
+    plain.put(item_of())
+    store = Store(collection)
+    store.put(item_of(metadata=added))
+    sizes = [len(json.dumps(one.items["a"])) for one in (store, plain)]
+    labels = len(json.dumps(added["labels"])) if collection in (PODS, ENDPOINT_SLICES) else 0
+    assert sizes[0] < sizes[1] + NOTE_BYTES + labels + 200
 
 
 def test_little_is_kept_of_the_megabyte_of_a_pod() -> None:
@@ -93,15 +135,27 @@ def test_models_of_any_form_are_kept_as_they_are() -> None:
     lean = Lean()
     oddities: tuple[Any, ...] = ([], None, "all", 7, {"path": "/m"})
     for odd in oddities:
-        assert lean(item("a", status={"models": odd})) == {"metadata": lean(item("a"))["metadata"], "status": {"models": odd}}
-    assert lean(item("a", status="broken"))["status"] == "broken"
+        kept = lean(item("a", status={"models": odd}), labels=False)
+        assert kept == {"metadata": lean(item("a"), labels=False)["metadata"], "status": {"models": odd}}
+    assert lean(item("a", status="broken"), labels=False)["status"] == "broken"
 
 
 def test_lists_of_models_that_are_no_more_do_not_pile_up() -> None:
-    lean = Lean()
-    for number in range(SHARED_LIMIT + 1):
-        lean(item("a", status={"models": [number]}))
-    assert len(lean._models) <= SHARED_LIMIT
+    """A list can take megabytes, and a Mac can publish another one every second."""
+    cache = Cache()
+    index = Index(cache, lambda: TRUSTING)
+    cache[NODES].put(item("a", 1, metadata={"labels": {"kubernetes.io/os": "darwin"}}))
+
+    def live() -> int:
+        gc.collect()
+        mark = "/models/changing-"
+        models = sum(1 for one in gc.get_objects() if type(one) is Model and one.path.startswith(mark))
+        return models + sum(1 for one in gc.get_objects() if type(one) is dict and str(one.get("path")).startswith(mark))
+
+    for number in range(1, 30):
+        cache[NODEPROFILES].put(item("a", number, status={"models": [{**MODEL, "path": f"/models/changing-{number}"}]}))
+        assert index.fleet.macs["a"].models[0].path == f"/models/changing-{number}"
+    assert live() <= 4
 
 
 def test_objects_are_packed_and_what_is_read_of_them_is_nobodys_but_the_readers() -> None:
@@ -173,9 +227,9 @@ async def test_the_first_list_tells_nobody_and_later_ones_only_of_what_has_chang
 
 
 def test_kopf_lists_in_pages_and_holds_no_object_for_long() -> None:
-    """It lists everything once more at its start, while the cache has it already."""
+    """It lists everything once more at its start, while the cache has it already, and any user may create large pods."""
     found = kopf_watch.settings()
-    assert found.watching.chunk_size == PAGE and found.queueing.idle_timeout <= 1
+    assert found.watching.chunk_size is not None and found.watching.chunk_size <= 20 and found.queueing.idle_timeout <= 1
 
 
 def link(name: str, version: int, a: str, b: str, uid: str = "") -> dict[str, Any]:
@@ -183,6 +237,97 @@ def link(name: str, version: int, a: str, b: str, uid: str = "") -> dict[str, An
     found = item(name, version, spec=spec)
     found["metadata"]["uid"] = uid or f"uid-{name}"
     return found
+
+
+def cable(one: tuple[str, int], other: tuple[str, int], version: int, *reporters: str) -> dict[str, Any]:
+    """A link between two ports, with the ends that agents report."""
+    a, b = ({"node": node, "port": port} for node, port in sorted((one, other)))
+    name = f"{a['node']}.tb{a['port']}--{b['node']}.tb{b['port']}"
+    ends = [{**end, "seesPeer": True} for end in (a, b) if end["node"] in reporters]
+    return item(name, version, spec={"a": a, "b": b}, status={"endpoints": ends})
+
+
+def name_of(link: dict[str, Any]) -> str:
+    return str(link["metadata"]["name"])
+
+
+def claims_of(mac: str, *others: str) -> list[dict[str, Any]]:
+    """What a compromised agent can claim of its Mac's ports."""
+    ports = range(MAX_PORTS + 1)
+    claims = ((mine, other, port) for mine in ports for other in others for port in ports)
+    return [cable((mac, mine), (other, port), 3 + n, mac) for n, (mine, other, port) in enumerate(claims)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_compromised_mac_has_as_many_cables_as_a_mac_can_have(seed: int, caplog: pytest.LogCaptureFixture) -> None:
+    """An agent may create links from any of its ports to any port of every other Mac."""
+    macs = [f"m{number}" for number in range(12)]
+    honest = [cable(("m1", port), ("m2", port), port, "m1", *(["m2"] if port > 1 else [])) for port in (1, 2)]
+    claims = claims_of("m0", *macs[1:])
+    links = [*honest, *claims]
+    Random(seed).shuffle(links)
+    cache = Cache()
+    for mac in macs:
+        cache[NODES].put(item(mac, 1, metadata={"labels": {"kubernetes.io/os": "darwin"}}))
+    taken = sum([cache[LINKS].put(one) for one in links])
+    index = Index(cache, lambda: TRUSTING)
+    assert set(map(name_of, honest)) < cache[LINKS].items.keys() == index.fleet.cables.keys() == index.links.keys()
+    assert len(index.links_of["m0"]) <= LINKS_OF_MAC and taken < len(links) / 2, "the others cause no round"
+    assert all(len(index.links_of.get(mac, ())) <= LINKS_OF_TWO + 2 for mac in macs[1:])
+    assert any(said.startswith("Mac m0 has more ThunderboltLinks than Macs have ports") for said in caplog.messages)
+    assert any(said.startswith("Macs m0 and m1 have more") for said in caplog.messages)
+
+
+def test_no_mac_replaces_the_cables_of_others() -> None:
+    store = Cache()[LINKS]
+    hidden = cable(("x", 16), ("z", 16), 1, "z")
+    for claim in [*claims_of("a", "x", "y", "z"), hidden]:
+        store.put(claim)
+    assert name_of(hidden) in store.items, "one Mac does not take all places of another"
+    for mac in "bcdefghij":
+        for claim in claims_of(mac, "x"):
+            store.put(claim)
+    assert name_of(hidden) not in store.items and len(store.items) < 2 * LINKS_OF_MAC
+    seen = cable(("x", 16), ("z", 16), 999, "z", "x")
+    assert store.put(seen) and name_of(seen) in store.items, "its own agent reports it by now"
+    for claim in claims_of("k", "x"):
+        store.put(claim)
+    assert name_of(seen) in store.items
+
+
+def test_links_that_are_gone_make_room() -> None:
+    store = Cache()[LINKS]
+    claims = claims_of("a", "b")
+    for claim in claims:
+        store.put(claim)
+    assert set(store.items) == set(sorted(map(name_of, claims))[:LINKS_OF_TWO])
+    store.drop({**claims[0], "metadata": {**claims[0]["metadata"], "resourceVersion": "9999"}})
+    last = cable(("a", 9), ("b", 9), 9999, "a")
+    assert store.put(last) and name_of(last) in store.items and len(store.items) == LINKS_OF_TWO
+    store.keep({name_of(last)}, "9999")
+    assert store.put(cable(("a", 8), ("b", 8), 10_000, "a")) and len(store.items) == 2
+
+
+async def test_links_that_did_not_count_are_listed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lists_module, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(claims_module, "LINKS_OF_TWO", 2)
+    cache, changes, count = Cache(), list[str](), 0
+    links = [cable(("a", port), ("b", port), port, "a") for port in (1, 2, 3)]
+
+    def listed() -> None:
+        nonlocal count
+        count += 1
+
+    kube = Pages(LINKS.path, [Page(links, "10")], listed)
+    lists = Lists(kube, cache, lambda collection, key, before, after: changes.append(key))
+    await lists.fill()
+    assert set(cache[LINKS].items) == {"a.tb1--b.tb1", "a.tb2--b.tb2"}
+    cache[LINKS].drop({**links[0], "metadata": {**links[0]["metadata"], "resourceVersion": "11"}})
+    kube._given, count = [Page(links[1:], "12")], 0
+    await lists._list_left_links()
+    assert set(cache[LINKS].items) == {"a.tb2--b.tb2", "a.tb3--b.tb3"} and changes == ["a.tb3--b.tb3"] and count == 1
+    await lists._list_left_links()
+    assert count == 1, "all are kept"
 
 
 STEPS = st.lists(
