@@ -25,7 +25,7 @@ from thunderfleet_lib.backoff import Backoff
 
 from thunderfleet_operator.placement import Answer, Answers, Placement, Question, Unplaceable, WherePlaced
 from thunderfleet_operator.planning.answers import KnownAnswers
-from thunderfleet_operator.planning.line import Line, namespace_of
+from thunderfleet_operator.planning.fairqueue import FairQueue, namespace_of
 from thunderfleet_operator.planning.process import PlanningFailed
 
 log = logging.getLogger(__name__)
@@ -144,9 +144,9 @@ class Planner:
         self._numbers = itertools.count()
         self._served: dict[str, int] = {}
         """By namespace, the number of the last answer to it."""
-        self._places = Line(self._served)
+        self._places = FairQueue(self._served)
         """Those whose next question is about a placement."""
-        self._advices = Line(self._served)
+        self._advices = FairQueue(self._served)
         """Those whose next question is about a better placement."""
         self._count = 0
         """Number of answers."""
@@ -172,7 +172,7 @@ class Planner:
         # A question that is being answered is not repeated because the fleet has changed since.
         client.waiting = {group: new for group, new in questions.items() if not self._is_running(key, group, new)}
         client.fleet, client.asked = self._fleet(), client.asked + 1
-        self._line_up(key, client)
+        self._queue(key, client)
         self._wake.set()
         if not questions or not self._may_be_next(key):
             return False
@@ -288,14 +288,14 @@ class Planner:
         times = (place, max(advice, self._advice_at) if advice is not None else None)
         return None, min((due - now for due in times if due is not None), default=None)
 
-    def _line_up(self, key: str, client: _Client) -> None:
-        """Puts a client in the line of its next question, after anything has changed that its place depends on."""
+    def _queue(self, key: str, client: _Client) -> None:
+        """Puts a client into the queue of its next question, after anything has changed that its place depends on."""
         place = bool(client.waiting) and isinstance(client.first[1], WherePlaced)
-        for line, here in ((self._places, place), (self._advices, bool(client.waiting) and not place)):
+        for queue, here in ((self._places, place), (self._advices, bool(client.waiting) and not place)):
             if here:
-                line.put(key, client.due, client.order)
+                queue.put(key, client.due, client.order)
             else:
-                line.drop(key)
+                queue.drop(key)
 
     def _note_answer(self, namespace: str) -> None:
         self._count += 1
@@ -308,7 +308,7 @@ class Planner:
         group, question = client.first
         del client.waiting[group]
         self._note_answer(namespace_of(key))
-        self._line_up(key, client)
+        self._queue(key, client)
         if isinstance(question, WherePlaced) and client.unplaced is not None and not client.unplaced.same_request(question):
             client.failures = 0
         self._running = (key, group, question)
@@ -336,7 +336,7 @@ class Planner:
         self._answered.set()
         if self._clients.get(key) is not client:
             return
-        self._line_up(key, client)
+        self._queue(key, client)
         if not isinstance(answer, Placement):
             if not client.listening:
                 self._changed(key)

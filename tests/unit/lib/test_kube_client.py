@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -130,7 +131,7 @@ async def test_a_page_of_large_objects_is_read_in_parts_and_later_pages_are_whol
 
 async def test_a_reflector_keeps_no_metadata_that_its_program_does_not_read() -> None:
     crowd = Crowd([1000])
-    metadata = crowd.items[0]["metadata"]
+    metadata: dict[str, Any] = crowd.items[0]["metadata"]
     metadata |= {"managedFields": [{"manager": "kubectl"}], "labels": {"a": "b"}}
     seen: list[list[str]] = []
     async with serving(crowd) as kube:

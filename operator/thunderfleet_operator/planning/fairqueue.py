@@ -1,4 +1,4 @@
-"""Lines of ModelDeployments that wait for an answer. Each change and each look takes time for the logarithm of their number."""
+"""The ModelDeployments that wait for an answer. Each change and each look takes time for the logarithm of their number."""
 
 import heapq
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ class _Lowest(Generic[T]):
         return self._heap[0] if self._heap else None
 
 
-class Line:
+class FairQueue:
     """Those that wait for one kind of answer. Among the due ones, the namespace that has waited longest for an answer is first.
 
     ``served``: by namespace, the number of the last answer to it; 0 if it got none.
