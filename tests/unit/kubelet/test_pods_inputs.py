@@ -317,6 +317,58 @@ def test_command_line(container: Json, argv: list[str]) -> None:
     assert environment.command_line({"name": "c", **container}, IMAGE, {"A": "1"}) == argv
 
 
+TOO_MUCH = "more than 2097152 characters together"
+
+
+def test_variables_that_refer_to_each_other_do_not_fill_the_memory() -> None:
+    """A gibibyte and a half, from six hundred characters of a spec."""
+    chained = [{"name": "A", "value": "x" * 64}, *({"name": two, "value": f"$({one})" * 70} for one, two in ("AB", "BC", "CD"))]
+    env = build({"env": chained[:3]})
+    assert len(env["C"]) == 64 * 70 * 70
+    with pytest.raises(ContainerConfigError, match=TOO_MUCH):
+        build({"env": chained})
+    with pytest.raises(ContainerConfigError, match=TOO_MUCH):
+        build({"env": [{"name": f"V{number}", "value": "x" * 2**17} for number in range(17)]})
+    with pytest.raises(ContainerConfigError, match=TOO_MUCH):
+        environment.command_line({"name": "c", "command": ["x", *["$(C)"] * 8]}, IMAGE, env)
+    with pytest.raises(ContainerConfigError, match=TOO_MUCH):
+        expand("$(C)" * 8, env)
+
+
+def test_an_object_that_is_named_often_does_not_fill_the_memory() -> None:
+    sources = Sources(config_maps={"cm": {"data": {"ONE": "x" * 2**20}}})
+    often = [{"prefix": f"P{number}_", "configMapRef": {"name": "cm"}} for number in range(3)]
+    with pytest.raises(ContainerConfigError, match=TOO_MUCH):
+        build({"envFrom": often}, sources)
+    assert len(build({"envFrom": often[:1]}, sources)["P0_ONE"]) == 2**20
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ("", "/pods/s"),
+        ("/w", "/pods/s/w"),
+        ("w/x/", "/pods/s/w/x"),
+        ("/pods/s/w", "/pods/s/w"),
+        ("/pods/s", "/pods/s"),
+        ("/../../etc", "/pods/s/etc"),
+        ("../../etc", "/pods/s/etc"),
+        ("/pods/s/../../etc", "/pods/s/etc"),
+        ("/w/../../..", "/pods/s"),
+        ("//w", "/pods/s/w"),
+    ],
+)
+def test_a_working_folder_is_in_the_sandbox(wanted: str, expected: str) -> None:
+    assert environment.working_folder({"workingDir": wanted}, IMAGE, Path("/pods/s")) == Path(expected)
+
+
+def test_a_pulled_image_has_a_path_of_limited_length(tmp_path: Path) -> None:
+    """Each of its folders is looked up."""
+    assert images.pulled("i", tmp_path, {"Env": ["PATH=/bin:/usr/bin"]}, "").env == (("PATH", "/bin:/usr/bin"),)
+    with pytest.raises(ValueError, match="PATH has 2097150 characters; at most 16384 are allowed"):
+        images.pulled("i", tmp_path, {"Env": [f"PATH={'/a:' * 699_050}"]}, "")
+
+
 def test_image_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"Env": ["A=b=c"], "Entrypoint": ["/bin/x"], "User": "1:2", "WorkingDir": "/w"}')
     (tmp_path / "bin").mkdir()
@@ -353,6 +405,39 @@ def test_volumes_switch_from_old_to_new_at_once(tmp_path: Path) -> None:
     assert (folder / "a").read_bytes() == b"9"
     assert not (folder / first).exists()
     assert folder.stat().st_mode & 0o022 == 0
+
+
+@pytest.mark.parametrize("path", ["x" * 300, "a/b"])
+def test_a_volume_that_cannot_be_written_does_not_fill_the_disk(tmp_path: Path, path: str) -> None:
+    """The API server accepts these names."""
+    folder = tmp_path / "v"
+    volumes.write_atomically(folder, {"a": File(b"1", 0o644)}, me())
+    (folder / "..2020_01_01").mkdir()
+    for _ in range(3):
+        with pytest.raises(OSError, match=r"File name too long|Not a directory|File exists"):
+            volumes.write_atomically(folder, {"a": File(b"2" * 1000, 0o644), path: File(b"", 0o644)}, me())
+    assert (folder / "a").read_text() == "1"
+    assert len(list(folder.glob("..2*"))) <= 2, "the current content, and that of the last call"
+    assert volumes.write_atomically(folder, {"a": File(b"2", 0o644)}, me())
+    assert sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("..2")) == ["..data", "a"]
+    assert len(list(folder.glob("..2*"))) == 1
+
+
+def test_the_files_of_a_pod_are_limited() -> None:
+    """A spec may name the same ConfigMap of a megabyte thousands of times."""
+    sources = Sources(config_maps={"cm": {"data": {"ONE": "x" * 2**20}}})
+
+    def planned(count: int) -> dict[str, File]:
+        items = [[{"key": "ONE", "path": f"p{number}"}] for number in range(count)]
+        content = {"sources": [{"configMap": {"name": "cm", "items": item}} for item in items]}
+        return volume_content.plan({"name": "v", "projected": content}, pod(), sources, {})
+
+    assert len(planned(63)) == 63
+    with pytest.raises(VolumeError, match="need more than 64 MiB of the disk"):
+        planned(64)
+    deep = {"name": "cm", "items": [{"key": "ONE", "path": "a/" * 64 + "b"}]}
+    with pytest.raises(VolumeError, match="more than 64 parts"):
+        volume_content.plan({"name": "v", "configMap": deep}, pod(), sources, {})
 
 
 def test_projected_volume() -> None:
@@ -461,6 +546,11 @@ def test_mounts_are_links_and_lead_nowhere_else(tmp_path: Path) -> None:
     for inner in ("../x", "out"):
         with pytest.raises(ContainerConfigError, match="subPath points outside volume 'v'"):
             link({"name": "v", "mountPath": "/d", "subPath": inner})
+    with pytest.raises(ContainerConfigError, match="subPath points outside volume 'v'"):
+        link({"name": "v", "mountPath": "/d", "subPathExpr": "/$(POD)"})
+    (place / "circle").symlink_to("circle")
+    with pytest.raises(OSError, match=r"symbolic links|Not a directory"):
+        link({"name": "v", "mountPath": "/d", "subPath": "circle"})
     with pytest.raises(ContainerConfigError, match="mount /m/n is inside mount /m;"):
         link({"name": "v", "mountPath": "/m"}, {"name": "v", "mountPath": "/m/n"})
     with pytest.raises(ContainerConfigError, match="volume 'w' not found in the pod"):

@@ -30,7 +30,9 @@ def write_atomically(folder: Path, files: Mapping[str, File], owner: ContainerUs
     folder.mkdir(parents=True, exist_ok=True)
     os.chmod(folder, 0o755)
     link = folder / "..data"
-    if link.is_symlink() and _same(folder / os.readlink(link), files):
+    old = folder / os.readlink(link) if link.is_symlink() else None
+    _drop_leftovers(folder, {link, old})
+    if old is not None and _same(old, files):
         return False
     stamp = f"..{time.strftime('%Y_%m_%d_%H_%M_%S', time.gmtime())}.{time.time_ns() % 1_000_000_000}"
     fresh = folder / stamp
@@ -44,7 +46,6 @@ def write_atomically(folder: Path, files: Mapping[str, File], owner: ContainerUs
         target.touch(mode=0o600)
         target.write_bytes(file.data)
         _give(target, owner, (file.mode & 0o700) | 0o400)
-    old = folder / os.readlink(link) if link.is_symlink() else None
     _replace_link(link, stamp)
     tops = {Path(path).parts[0] for path in files}
     for top in tops:
@@ -56,6 +57,17 @@ def write_atomically(folder: Path, files: Mapping[str, File], owner: ContainerUs
     if old is not None and old != fresh:
         shutil.rmtree(old, ignore_errors=True)
     return True
+
+
+def _drop_leftovers(folder: Path, kept: set[Path | None]) -> None:
+    """Deletes what earlier calls that failed, or were killed, have left: each retry would add to it until the disk is full."""
+    for entry in folder.iterdir():
+        if not entry.name.startswith("..") or entry in kept:
+            continue
+        if entry.is_symlink():
+            entry.unlink()
+        else:
+            shutil.rmtree(entry)
 
 
 def _replace_link(link: Path, target: str) -> None:
@@ -209,7 +221,9 @@ def _link(sandbox: Path, mount_path: Path, target: Path) -> None:
 
 
 def _check_inside(place: Path, target: Path, mount: Json) -> None:
-    if ".." in target.relative_to(place).parts or not target.resolve().is_relative_to(place.resolve()):
+    # Not Path.resolve, which raises RuntimeError for links of a container that lead in a circle.
+    real, inside = Path(os.path.realpath(target)), Path(os.path.realpath(place))
+    if ".." in target.parts[len(place.parts) :] or not target.is_relative_to(place) or not real.is_relative_to(inside):
         raise ContainerConfigError(f"mount {mount['mountPath']!r}: subPath points outside volume {mount['name']!r}")
 
 
