@@ -487,6 +487,17 @@ def test_an_owned_folder_goes_to_the_next_user_with_what_the_last_one_had(tmp_pa
     assert secret.stat().st_uid == 0
 
 
+@pytest.mark.skipif(not PRIVILEGED, reason="only root gives folders away")
+def test_an_owned_folder_that_is_very_deep_is_reported(tmp_path: Path) -> None:
+    """Users can execute programs in the pods that the operator creates in their namespaces."""
+    volume: Json = {"name": "owned-store", "hostPath": {"path": str(tmp_path)}}
+    assert volumes.own_host_path(volume, {user.ContainerUser(70001, 70001)}) is None
+    (tmp_path / "/".join("d" * volumes.MAX_OWNED_DEPTH)).mkdir(parents=True)
+    problem = volumes.own_host_path(volume, {user.ContainerUser(70002, 70002)})
+    assert problem is not None and "16 folders deep" in problem
+    assert tmp_path.stat().st_uid == 70001
+
+
 def test_an_owned_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     volume: Json = {"name": "owned-store", "hostPath": {"path": str(tmp_path / "file" / "store")}}

@@ -681,6 +681,24 @@ async def test_other_pods_do_not_wait_while_many_files_are_deleted(world: World,
     assert ended and all(ended)
 
 
+async def test_a_folder_with_many_files_is_handed_over_beside_the_event_loop(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    threads = []
+    own = volumes.own_host_path
+
+    def watched(volume: Json, owners: set[user.ContainerUser]) -> str | None:
+        threads.append(threading.current_thread())
+        return own(volume, owners)
+
+    monkeypatch.setattr(volumes, "own_host_path", watched)
+    await world.boot()
+    spec = {"volumes": [{"name": "owned-v", "hostPath": {"path": str(tmp_path / "v")}}]}
+    world.api.add_pod("one", {**spec, "containers": [sh("true", volumeMounts=[{"name": "owned-v", "mountPath": "/v"}])]})
+    await world.phase("one", "Succeeded")
+    assert threads and threading.main_thread() not in threads
+
+
 @pytest.mark.skipif(USERS is None, reason="only root gives folders away")
 def test_a_sandbox_is_closed_until_it_is_whole(tmp_path: Path) -> None:
     outside = tmp_path / "outside"

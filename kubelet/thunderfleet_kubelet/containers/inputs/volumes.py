@@ -6,6 +6,7 @@ share a file system, and only their users separate them.
 """
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -135,13 +136,15 @@ def check_host_path(volume: Json) -> Path:
 
 OWNED = "owned-"
 """Prefix of the names of ``hostPath`` volumes whose folder the kubelet makes, and gives to the user of each next pod."""
+MAX_OWNED_DEPTH = 16
 
 
 def own_host_path(volume: Json, owners: set[ContainerUser]) -> str | None:
     """Creates the folder of an owned volume, and gives it to its only user. Returns why that failed, if it did.
 
     Everything below it that belonged to the previous user also goes to the new user, and nothing else: files of others that
-    are linked there stay theirs. Only the operator, agents and privileged namespaces may have hostPath volumes.
+    are linked there stay theirs. Only the operator, agents and privileged namespaces may have hostPath volumes, but the pods of
+    the operator run in namespaces of users, who can execute programs in them. Blocks, so run it in a thread.
     """
     path = Path(str(volume["hostPath"]["path"]))
     try:
@@ -160,14 +163,27 @@ def _hand_over(path: Path, owner: ContainerUser) -> None:
         if before == owner.uid:
             return
         if before != 0:
-            for _, folders, files, here in os.fwalk(".", dir_fd=top, follow_symlinks=False):
-                for name in (*folders, *files):
-                    if os.stat(name, dir_fd=here, follow_symlinks=False).st_uid == before:
-                        os.chown(name, owner.uid, owner.gid, dir_fd=here, follow_symlinks=False)
+            _hand_over_below(top, before, owner, MAX_OWNED_DEPTH)
         # Last, so that an interrupted change is continued.
         os.fchown(top, owner.uid, owner.gid)
     finally:
         os.close(top)
+
+
+def _hand_over_below(folder: int, before: int, owner: ContainerUser, depth: int) -> None:
+    """Gives what is in an open folder, and belongs to ``before``, to ``owner``. Each level needs a descriptor."""
+    if not depth:
+        raise OSError(errno.ELOOP, f"it is more than {MAX_OWNED_DEPTH} folders deep; delete it")
+    for name in os.listdir(folder):
+        about = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if about.st_uid == before:
+            os.chown(name, owner.uid, owner.gid, dir_fd=folder, follow_symlinks=False)
+        if stat.S_ISDIR(about.st_mode):
+            below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+            try:
+                _hand_over_below(below, before, owner, depth - 1)
+            finally:
+                os.close(below)
 
 
 def link_mounts(

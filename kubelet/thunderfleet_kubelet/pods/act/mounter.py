@@ -1,5 +1,6 @@
 """Sets up the volumes of one pod and keeps their content current."""
 
+import asyncio
 import contextlib
 import logging
 import random
@@ -107,7 +108,7 @@ class Mounter:
         for volume in volumes_of(context.pod):
             kind, owners = kind_of(volume), users.get(str(volume["name"])) or set()
             if kind == "hostPath" and str(volume["name"]).startswith(volumes.OWNED):
-                problem = volumes.own_host_path(volume, owners)
+                problem = await asyncio.to_thread(volumes.own_host_path, volume, owners)
                 if problem is not None:
                     # Some pods work without the folder, so the kubelet does not stop them.
                     context.event("Warning", "FailedMount", problem)
