@@ -126,6 +126,21 @@ async def test_a_program_that_cannot_start_says_why(world: World) -> None:
     assert "'no-such-program' not found on PATH=" in ended["message"]
 
 
+@pytest.mark.parametrize(
+    ("container", "kind"),
+    [
+        ({"command": ["nothing"], "env": [{"name": "PATH", "value": "/x:" * 30_000}]}, "terminated"),
+        ({"workingDir": "/" + "w" * 90_000}, "waiting"),
+    ],
+)
+async def test_a_status_is_never_too_large_to_be_written(world: World, container: Json, kind: str) -> None:
+    """A pod is deleted after its last status has been written."""
+    await world.boot()
+    world.api.add_pod("large", {"containers": [{**sh("true"), **container}]})
+    await world.until(lambda: state(world.api.pod("large")["status"])[kind].get("message"))
+    assert 1000 < len(state(world.api.pod("large")["status"])[kind]["message"]) < 5000
+
+
 async def test_crash_loop_backs_off_and_says_so(world: World) -> None:
     await world.boot()
     world.api.add_pod("crash", {"restartPolicy": "Always", "containers": [sh("exit 7")]})
