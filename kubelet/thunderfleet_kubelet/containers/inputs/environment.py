@@ -3,7 +3,7 @@
 None of the kubelet's own variables leak in.
 """
 
-import os
+import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
@@ -187,4 +187,4 @@ def working_folder(container: Json, image: Image, sandbox: Path) -> Path:
     wanted = str(container.get("workingDir") or image.working_folder or "")
     if wanted == str(sandbox) or wanted.startswith(f"{sandbox}/"):
         wanted = wanted[len(str(sandbox)) :]
-    return sandbox / os.path.normpath(f"/{wanted}").lstrip("/")
+    return sandbox / posixpath.normpath(f"/{wanted}").lstrip("/")
