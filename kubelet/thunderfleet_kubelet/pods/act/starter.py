@@ -32,6 +32,7 @@ class _Asker:
         self._starter, self._start = starter, start
         self._context = starter.context
         self.key = (self._context.uid, start.container, start.number)
+        self.namespace = str(self._context.pod["metadata"]["namespace"])
 
     def event(self, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None:
         """Records an Event about the container."""
