@@ -696,20 +696,30 @@ async def test_other_pods_do_not_wait_while_many_files_are_deleted(world: World,
     assert ended and all(ended)
 
 
-async def test_a_folder_with_many_files_is_handed_over_beside_the_event_loop(
-    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "volume"),
+    [
+        ("own_host_path", {"name": "owned-v", "hostPath": {"path": "{}/v"}}),
+        (
+            "write_atomically",
+            {"name": "v", "downwardAPI": {"items": [{"path": "n", "fieldRef": {"fieldPath": "metadata.name"}}]}},
+        ),
+    ],
+)
+async def test_many_files_are_written_and_handed_over_beside_the_event_loop(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, volume: Json
 ) -> None:
-    threads = []
-    own = volumes.own_host_path
+    threads, usual = [], getattr(volumes, name)
 
-    def watched(volume: Json, owners: set[user.ContainerUser]) -> str | None:
+    def watched(*arguments: Any) -> Any:
         threads.append(threading.current_thread())
-        return own(volume, owners)
+        return usual(*arguments)
 
-    monkeypatch.setattr(volumes, "own_host_path", watched)
+    monkeypatch.setattr(volumes, name, watched)
     await world.boot()
-    spec = {"volumes": [{"name": "owned-v", "hostPath": {"path": str(tmp_path / "v")}}]}
-    world.api.add_pod("one", {**spec, "containers": [sh("true", volumeMounts=[{"name": "owned-v", "mountPath": "/v"}])]})
+    volume = json.loads(json.dumps(volume).replace("{}/", f"{tmp_path}/"))
+    mounts = [{"name": volume["name"], "mountPath": "/v"}]
+    world.api.add_pod("one", {"volumes": [volume], "containers": [sh("true", volumeMounts=mounts)]})
     await world.phase("one", "Succeeded")
     assert threads and threading.main_thread() not in threads
 

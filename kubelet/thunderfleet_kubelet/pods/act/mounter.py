@@ -120,7 +120,8 @@ class Mounter:
                 files = plan(volume, context.pod, sources, tokens)
                 size += size_of(files) * len({owner.uid for owner in owners})
                 check_size(size)
-                self._write_files(volume, files, owners)
+                # Up to thousands of files, which are compared again every minute.
+                await asyncio.to_thread(self._write_files, volume, files, owners)
 
     def _write_files(self, volume: Json, files: dict[str, File], owners: set[ContainerUser]) -> None:
         for owner in {item.uid: item for item in owners}.values():
