@@ -675,7 +675,8 @@ async def test_other_pods_do_not_wait_while_many_files_are_deleted(world: World,
     await world.boot()
     world.api.add_pod("other", {"containers": [sh("sleep 600")]})
     await world.phase("other", "Running")
-    begun, may_end, ended = threading.Event(), threading.Event(), []
+    begun, may_end = threading.Event(), threading.Event()
+    ended: list[bool] = []
     delete = leftovers.delete
 
     def slow(path: Path) -> None:
@@ -709,7 +710,8 @@ async def test_other_pods_do_not_wait_while_many_files_are_deleted(world: World,
 async def test_many_files_are_written_and_handed_over_beside_the_event_loop(
     world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, volume: Json
 ) -> None:
-    threads, usual = [], getattr(volumes, name)
+    threads: list[threading.Thread] = []
+    usual = getattr(volumes, name)
 
     def watched(*arguments: Any) -> Any:
         threads.append(threading.current_thread())
