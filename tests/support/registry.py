@@ -93,8 +93,8 @@ class Registry:
     """What the registry has, its faults, and the requests that it got.
 
     ``users``: names and passwords; empty: everyone may read. ``bearer``: asks for tokens. ``cut``: each answer with a blob
-    breaks off after so many bytes. ``shift``: how much later than it was asked for a rest begins. ``hold``: blobs wait until
-    it is set. ``elsewhere``: where blobs are redirected to.
+    breaks off after so many bytes. ``shift``: how much later than it was asked for a rest begins. ``hold``: blobs of
+    repositories whose names begin with ``held`` wait until it is set. ``elsewhere``: where blobs are redirected to.
     """
 
     blobs: dict[str, bytes] = field(default_factory=dict)
@@ -105,6 +105,7 @@ class Registry:
     ranges: bool = True
     shift: int = 0
     hold: asyncio.Event | None = None
+    held: str = ""
     elsewhere: str = ""
     claims: dict[str, str] = field(default_factory=dict)
     lies: dict[str, bytes] = field(default_factory=dict)
@@ -246,7 +247,7 @@ class Registry:
         if self.ranges and "Range" in request.headers:
             offset, status = int(request.headers["Range"].removeprefix("bytes=").rstrip("-")) + self.shift, 206
             headers["Content-Range"] = f"bytes {offset}-{len(content) - 1}/{len(content)}"
-        if self.hold is not None:
+        if self.hold is not None and request.path.startswith(f"/v2/{self.held}"):
             await self.hold.wait()
         response = web.StreamResponse(status=status, headers={**headers, "Content-Length": str(len(content) - offset)})
         await response.prepare(request)

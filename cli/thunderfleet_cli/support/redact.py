@@ -6,6 +6,7 @@ passwords in URLs, and environment variables. In cases of doubt, the text is rem
 
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 REDACTED = "[redacted]"
@@ -14,8 +15,12 @@ REDACTED = "[redacted]"
 _SECRET_WORD = (
     r"(?:token(?!s)|secret|passw(?:or)?d|passphrase|credential|api[_-]?key|access[_-]?key|private[_-]?key|key[_-]data)"
 )
-_SECRET_NAME = re.compile(rf"{_SECRET_WORD}|(?:^|[_-])(?:key|auth|pat)$", re.IGNORECASE)
-_NAME = rf"[\w.-]*{_SECRET_WORD}[\w.-]*"
+_SECRET_NAME = re.compile(rf"{_SECRET_WORD}|authorization|cookie|(?:^|[_-])(?:key|auth|pat)$", re.IGNORECASE)
+# Users choose these texts, so each pattern takes time in proportion to their length: a name is matched from its beginning only,
+# whether it is a secret's is checked once, and no repetition gives back what it has matched.
+_BEGIN, _OF_A_SECRET = r"(?<![\w.-])", rf"[\w.-]*?{_SECRET_WORD}"
+_NAME = rf"{_BEGIN}(?={_OF_A_SECRET})[\w.-]++"
+_OPTION = rf"{_BEGIN}(?=--{_OF_A_SECRET})[\w.-]++"
 _VALUE = r"(?!\[redacted\])[^\s\"',}\\]+"
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     # PEM private keys, also with escaped line breaks or cut off at the end.
@@ -23,7 +28,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     # PEM in base64.
     (re.compile(r"LS0tLS1CRUdJTi[A-Za-z0-9+/=_-]+"), REDACTED),
     # JSON Web Tokens.
-    (re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*"), REDACTED),
+    (re.compile(r"\beyJ[A-Za-z0-9_-]{8,4096}+\.[A-Za-z0-9_-]++\.[A-Za-z0-9_-]*"), REDACTED),
     # Bootstrap tokens.
     (re.compile(r"(?<![A-Za-z0-9.-])[a-z0-9]{6}\.[a-z0-9]{16}(?![A-Za-z0-9.-])"), REDACTED),
     # Tokens of Hugging Face, OpenAI and GitHub.
@@ -31,11 +36,13 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     # Authorization headers and bearer tokens.
     (re.compile(r"(authorization[\"']?\s*[:=]\s*[\"']?)(?:(?:bearer|basic)\s+)?[^\s\"',}]+", re.IGNORECASE), rf"\1{REDACTED}"),
     (re.compile(r"(\b(?:bearer|basic)\s+)[A-Za-z0-9+/=._~-]{8,}", re.IGNORECASE), rf"\1{REDACTED}"),
-    # Users and passwords in URLs.
+    # Users and passwords in URLs, and what signs them.
     (re.compile(r"(://)[^\s/@\"']+@"), rf"\1{REDACTED}@"),
-    # name=value, "name": "value", --name value.
-    (re.compile(rf"({_NAME}\\?[\"']?\s*[=:]\s*\\?[\"']?){_VALUE}", re.IGNORECASE), rf"\1{REDACTED}"),
-    (re.compile(rf"(--{_NAME}[\"']?,?\s+[\"']?){_VALUE}", re.IGNORECASE), rf"\1{REDACTED}"),
+    (re.compile(r"([?&](?:x-amz-|x-goog-)?(?:signature|sig|key)=)[^\s&#\"',}\\]+", re.IGNORECASE), rf"\1{REDACTED}"),
+    # name="a value", name=value, "name": "value", --name value.
+    (re.compile(rf"({_NAME}[\"']?\s*+[=:]\s*+)([\"'])[^\"'\n]*+\2", re.IGNORECASE), rf"\1\2{REDACTED}\2"),
+    (re.compile(rf"({_NAME}\\?[\"']?\s*+[=:]\s*+\\?[\"']?){_VALUE}", re.IGNORECASE), rf"\1{REDACTED}"),
+    (re.compile(rf"({_OPTION}[\"']?,?\s++[\"']?){_VALUE}", re.IGNORECASE), rf"\1{REDACTED}"),
 )
 _DROPPED = ("managedFields", "kubectl.kubernetes.io/last-applied-configuration")
 """Fields of metadata, and annotations, that only repeat others."""
@@ -59,7 +66,7 @@ def redact_object(value: Any) -> Any:
     """A JSON value without secrets.
 
     Strings are redacted like texts. A string whose key is a secret's name is removed, and so is the value of an environment
-    variable with such a name.
+    variable or a header with such a name, and what follows an option with such a name on a command line.
     """
     if isinstance(value, Mapping):
         secret_variable = "value" in value and is_secret_name(str(value.get("name", "")))
@@ -69,8 +76,15 @@ def redact_object(value: Any) -> Any:
             if key not in _DROPPED
         }
     if isinstance(value, list):
-        return [redact_object(item) for item in value]
+        return [REDACTED if _is_for(before, item) else redact_object(item) for before, item in pairwise((None, *value))]
     return redact_text(value) if isinstance(value, str) else value
+
+
+def _is_for(before: Any, item: Any) -> bool:
+    """Whether ``item`` is the value of the option ``before``, which names a secret."""
+    if not (isinstance(before, str) and isinstance(item, str)) or item.startswith("--"):
+        return False
+    return before.startswith("-") and "=" not in before and is_secret_name(before)
 
 
 def _is_secret(key: str, value: Any) -> bool:

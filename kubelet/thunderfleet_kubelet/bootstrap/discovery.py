@@ -3,11 +3,13 @@
 import asyncio
 import base64
 import contextlib
+import json
 import ssl
 
 import aiohttp
 import yaml
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from thunderfleet_lib.net.discovery import ca_hash, choose_ca, shown, unverified
 
@@ -16,6 +18,8 @@ from thunderfleet_kubelet.bootstrap.errors import JoinError
 
 CONNECT_SECONDS = 10.0
 CLUSTER_INFO = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
+MAX_INFO = 64 * 1024
+"""Bytes of this ConfigMap, which has a few kilobytes. The server is not trusted yet."""
 
 
 async def _handshake(server: Server) -> list[x509.Certificate]:
@@ -46,14 +50,24 @@ async def _cluster_info(server: Server) -> list[x509.Certificate]:
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
-            session.get(server.url + CLUSTER_INFO, ssl=unverified()) as answer,
+            session.get(server.url + CLUSTER_INFO, ssl=unverified(), allow_redirects=False) as answer,
         ):
             if answer.status != 200:
                 return []
-            document = yaml.safe_load((await answer.json())["data"]["kubeconfig"])
-            pem = base64.b64decode(document["clusters"][0]["cluster"]["certificate-authority-data"])
-            return x509.load_pem_x509_certificates(pem)
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, IndexError, TypeError, yaml.YAMLError):
+            text = b""
+            async for part in answer.content.iter_any():
+                text += part
+                if len(text) > MAX_INFO:
+                    return []
+        document = yaml.safe_load(json.loads(text)["data"]["kubeconfig"])
+        pem = base64.b64decode(document["clusters"][0]["cluster"]["certificate-authority-data"])
+        found = x509.load_pem_x509_certificates(pem)
+        for one in found:
+            ca_hash(one)
+        return found
+    except (aiohttp.ClientError, TimeoutError, OSError, yaml.YAMLError, UnsupportedAlgorithm):
+        return []
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
         return []
 
 

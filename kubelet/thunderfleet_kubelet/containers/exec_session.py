@@ -35,6 +35,9 @@ LATE_BYTES = 2 * 1024 * 1024
 
 KILL_SECONDS = 5.0
 
+MAX_FOLDERS = 256
+"""How many folders of a container's PATH are searched."""
+
 
 class Input:
     """The program's standard input. Writing to a program that no longer reads is not an error."""
@@ -253,7 +256,6 @@ async def start(folder: PodFolder, container: str, number: int, command: list[st
             with contextlib.suppress(OSError):
                 os.fchown(inner, spec["uid"], spec["gid"])
             terminal = Terminal(outer)
-            identity["preexec_fn"] = take_terminal
         transport, protocol = await asyncio.get_running_loop().subprocess_exec(
             _Protocol,
             *command,
@@ -261,10 +263,11 @@ async def start(folder: PodFolder, container: str, number: int, command: list[st
             stdin=inner if tty else asyncio.subprocess.PIPE if stdin else asyncio.subprocess.DEVNULL,
             stdout=inner if tty else asyncio.subprocess.PIPE,
             stderr=inner if tty else asyncio.subprocess.PIPE,
-            cwd=spec["cwd"],
+            cwd="/" if "user" in identity else spec["cwd"],
             env=env,
             start_new_session=True,
             umask=0o022,
+            preexec_fn=_last_steps(spec["cwd"] if "user" in identity else None, tty),
             **identity,
         )
     except BaseException as error:
@@ -273,7 +276,9 @@ async def start(folder: PodFolder, container: str, number: int, command: list[st
         failed = Program(command, env, spec["cwd"], spec["uid"], spec["gid"], spec["groups"])
         if isinstance(error, FileNotFoundError | PermissionError):
             raise type(error)(explain(failed, error)) from error
-        if isinstance(error, OSError | ValueError | subprocess.SubprocessError):
+        if isinstance(error, subprocess.SubprocessError):
+            raise OSError(f"user {spec['uid']} cannot enter the working directory {spec['cwd']}") from error
+        if isinstance(error, OSError | ValueError):
             # Not a program, too many arguments, a null character in one of them.
             raise OSError(explain(failed, error)) from error
         raise
@@ -290,11 +295,27 @@ def _identity(spec: Json) -> Json:
     return {"extra_groups": spec["groups"]} if spec["groups"] else {}
 
 
+def _last_steps(cwd: str | None, tty: bool) -> Callable[[], None] | None:
+    """What the child does after it has become the container's user.
+
+    It enters the working folder only then: a container can replace it by a link to a folder into which only root may go.
+    """
+    if cwd is None:
+        return take_terminal if tty else None
+
+    def steps() -> None:
+        os.chdir(cwd)
+        if tty:
+            take_terminal()
+
+    return steps
+
+
 def _find(name: str, path: str, cwd: str) -> str:
     """The program's file, found on the container's PATH. Raises FileNotFoundError."""
     if "/" in name:
         return name
-    for folder in path.split(":"):
+    for folder in path.split(":", MAX_FOLDERS)[:MAX_FOLDERS]:
         candidate = os.path.join(folder or cwd, name)
         if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
             return candidate

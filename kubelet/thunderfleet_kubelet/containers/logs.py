@@ -16,6 +16,8 @@ from pathlib import Path
 FOLLOW_SECONDS = 0.2
 OPEN_TRIES = 20
 CHUNK_BYTES = 64 * 1024
+TURN_LINES = 500
+"""After so many lines the search for the last ones lets others run: a log of empty lines has a million of them."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +75,17 @@ def _close(opened: list[int]) -> None:
         os.close(fd)
 
 
-def tail_start(fd: int, lines: int) -> tuple[int, int]:
+async def tail_start(fd: int, lines: int) -> tuple[int, int]:
     """The offset in bytes of the last ``lines`` whole lines of an open file, and how many of them the file has."""
     if os.fstat(fd).st_size == 0:
         return 0, 0
     with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as view:
         end = view.rfind(b"\n") + 1
-        found, start = 0, end
+        found, start, seen = 0, end, 0
         while start > 0:
+            seen += 1
+            if seen % TURN_LINES == 0:
+                await asyncio.sleep(0)
             before = view.rfind(b"\n", 0, start - 1) + 1
             if _is_full(view[before : min(before + 64, start)]):
                 # A whole line ends here. If enough are found, the requested ones start after it.
@@ -91,11 +96,11 @@ def tail_start(fd: int, lines: int) -> tuple[int, int]:
         return 0, found
 
 
-def _from_tail(opened: list[int], tail: int) -> list[int]:
+async def _from_tail(opened: list[int], tail: int) -> list[int]:
     """The files that have the last ``tail`` lines, each at the position where these begin. Closes the others."""
     left = tail
     for index in range(len(opened) - 1, -1, -1):
-        offset, found = tail_start(opened[index], left)
+        offset, found = await tail_start(opened[index], left)
         os.lseek(opened[index], offset, os.SEEK_SET)
         left -= found
         if left <= 0 and offset > 0:
@@ -132,11 +137,14 @@ async def read(path: Path, options: LogOptions, live: Callable[[], bool]) -> Asy
 class _Reader:
     """Reads whole lines across the files of a log. Open files are read to their end even after a rotation."""
 
-    def __init__(self, path: Path, tail: int | None) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
         self._rest = b""
-        opened = _open_all(path)
-        self._open = opened if tail is None else _from_tail(opened, tail)
+        self._open = _open_all(path)
+
+    async def skip_to(self, tail: int) -> None:
+        """Skips all but the last ``tail`` lines. Before the first ``read``."""
+        self._open = await _from_tail(self._open, tail)
 
     def close(self) -> None:
         _close(self._open)
@@ -181,8 +189,10 @@ class _Reader:
 
 async def _lines(path: Path, options: LogOptions, live: Callable[[], bool]) -> AsyncIterator[list[bytes]]:
     """Whole lines as they are on disk, in groups."""
-    reader = _Reader(path, options.tail)
+    reader = _Reader(path)
     try:
+        if options.tail is not None:
+            await reader.skip_to(options.tail)
         while True:
             was_live = live()
             while (lines := reader.read()) is not None:

@@ -153,7 +153,7 @@ class ContainerRuntime:
 
     def _message(self, container: str, number: int, spec: Json, code: int) -> str:
         path = str(spec.get("message") or "")
-        text = read_message(self._folder.sandbox(container, number), path) if path else ""
+        text = read_message(self._folder.sandbox(container, number), path, int(spec["uid"])) if path else ""
         if not text and code and spec.get("messageFromLog"):
             return end_of_log(self._folder.log(container, number))
         return text

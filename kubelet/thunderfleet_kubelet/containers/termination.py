@@ -17,13 +17,17 @@ def message_file(sandbox: Path, path: str) -> Path | None:
     return target if inside and not target.parent.is_symlink() and not target.is_symlink() else None
 
 
-def read_message(sandbox: Path, path: str) -> str:
-    """The message in ``path`` (relative to the sandbox); empty without one. The container's user owns the sandbox."""
+def read_message(sandbox: Path, path: str, user: int) -> str:
+    """The message in ``path`` (relative to the sandbox); empty without one. The container's ``user`` owns the sandbox.
+
+    macOS lets every user make a hard link to a file of another one, also to a file that only root can read.
+    """
     text = b""
     with contextlib.suppress(OSError):
         fd = open_inside(sandbox, path, os.O_RDONLY | os.O_NONBLOCK)
         with os.fdopen(fd, "rb") as file:
-            if stat.S_ISREG(os.fstat(fd).st_mode):
+            about = os.fstat(fd)
+            if stat.S_ISREG(about.st_mode) and (about.st_nlink == 1 or about.st_uid == user):
                 text = file.read(MESSAGE_BYTES)
     return text.decode("utf-8", "replace")
 

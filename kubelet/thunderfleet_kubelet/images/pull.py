@@ -116,7 +116,7 @@ class Pull:
     async def _fetch(self, registry: Registry, image: Manifest) -> int:
         downloads = self._store.downloads
         missing = {layer.digest: layer for layer in image.layers if not downloads.has(layer)}
-        await self._need(sum(downloads.missing_bytes(layer) for layer in missing.values()))
+        await self._need(sum(downloads.missing_bytes(registry, layer) for layer in missing.values()))
         progress, gate = Progress(image.size, self._report), asyncio.Semaphore(LAYERS_AT_ONCE)
 
         async def fetch(digest: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
+from weakref import WeakValueDictionary
 
 import aiohttp
 from thunderfleet_lib.backoff import Backoff
@@ -35,6 +36,8 @@ ERROR_SECONDS = 1.0
 ASK_SECONDS = 30.0
 """How often a container checks for an image that is being pulled or that waits; it is also called."""
 PULLS_AT_ONCE = 3
+PULLS_OF_NAMESPACE = 2
+"""Fewer than ``PULLS_AT_ONCE``: pulls may take hours, and those of one namespace must not keep the others waiting."""
 PULL_SECONDS = 4 * 3600.0
 LISTED = 50
 """How many images a Node's status has, as with other kubelets."""
@@ -48,6 +51,10 @@ class Asker(Protocol):
     @property
     def key(self) -> tuple[str, str, int]:
         """The pod's uid, the container's name, and the number of the start."""
+
+    @property
+    def namespace(self) -> str:
+        """The pod's namespace."""
 
     def event(self, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None:
         """Records an Event."""
@@ -99,8 +106,10 @@ class Images:
         self._work: dict[tuple[str, str], _Work] = {}
         self._failures: dict[tuple[str, str], _Failures] = {}
         """By the pod's uid and the image's name."""
-        self._pulling: dict[str, asyncio.Lock] = {}
+        self._pulling: dict[tuple[str, str], asyncio.Lock] = {}
         self._gate = asyncio.Semaphore(PULLS_AT_ONCE)
+        self._gates: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        """By namespace."""
         self.collector = Collector(self.store, settings, self._keys_in_use, node_event, now)
 
     async def run(self) -> None:
@@ -226,9 +235,12 @@ class Images:
     async def _pull(self, name: str, reference: Reference, policy: str, asker: Asker) -> Pulled:
         known = credentials(await asker.secrets(), reference)
         waiting = self._clock()
-        lock = self._pulling.setdefault(str(reference), asyncio.Lock())
+        # Pods of another namespace do not wait for a lock whose holder waits for the pulls of its own.
+        place = (asker.namespace, str(reference))
+        lock = self._pulling.setdefault(place, asyncio.Lock())
+        gate = self._gates.setdefault(asker.namespace, asyncio.Semaphore(PULLS_OF_NAMESPACE))
         try:
-            async with lock, self._gate:
+            async with lock, gate, self._gate:
                 stored = self.store.find(reference)
                 if stored is not None and policy != ALWAYS and _may_have(stored, reference, known):
                     asker.event("Normal", "Pulled", f"Container image {name!r} already present on machine")
@@ -238,7 +250,7 @@ class Images:
                 return await self._fetch(name, reference, known, asker, waiting)
         finally:
             if not lock.locked():
-                self._pulling.pop(str(reference), None)
+                self._pulling.pop(place, None)
 
     async def _fetch(self, name: str, reference: Reference, known: list[Credential], asker: Asker, waiting: float) -> Pulled:
         if self._client is None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from thunderfleet_kubelet.images.registry.download import Downloads
+from thunderfleet_kubelet.images.registry.download import Downloads, digest_of
 from thunderfleet_kubelet.images.registry.reference import Reference
 from thunderfleet_kubelet.shim import files
 
@@ -236,7 +236,7 @@ class Store:
         """Deletes what has not grown for a day."""
         for file in self.partial.iterdir():
             with contextlib.suppress(OSError):
-                if f"sha256:{file.name}" not in self.downloads.busy and self._age(file) > STALE_PARTIAL_SECONDS:
+                if digest_of(file) not in self.downloads.busy and self._age(file) > STALE_PARTIAL_SECONDS:
                     file.unlink()
 
     def _age(self, file: Path) -> float:
@@ -248,7 +248,7 @@ class Store:
         for file in (*self.blobs.iterdir(), *self.partial.iterdir()):
             with contextlib.suppress(OSError):
                 about = file.stat()
-                if f"sha256:{file.name}" not in self.downloads.busy and not self._reserved[f"sha256:{file.name}"]:
+                if digest_of(file) not in self.downloads.busy and not self._reserved[digest_of(file)]:
                     found.append((about.st_mtime, file, about.st_size))
         return [(file, size) for _, file, size in sorted(found)]
 

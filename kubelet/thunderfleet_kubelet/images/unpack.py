@@ -10,12 +10,14 @@ import json
 import os
 import posixpath
 import shutil
+import signal
 import sys
 import tarfile
 import threading
 import time
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -30,6 +32,9 @@ MAX_NAMES = 128 * 1024**2
 MAX_KNOWN = 4096
 """How many folders are cached: their names are in memory once more, each in a text of its own."""
 MAX_TIME = 2**33
+HEADER_SECONDS, ENTRY_SECONDS = 5.0, 0.0005
+"""CPU time to read the headers of an image: this much, and this much more for each entry. Some versions of tarfile search a
+header of a megabyte in the square of its length, for an hour."""
 MAX_GLOBAL = 64
 """How many global extended headers count at once; tarfile keeps them, and copies them for every entry."""
 BLOCK = 4096
@@ -50,6 +55,8 @@ class Tree:
     root: str
     budget: Budget
     spare: int = 0
+    seconds: float | None = None
+    """CPU time that is left for headers, after which the process is killed; None: no limit."""
     unchecked: int = ROOM_STEP
     """Bytes that were written since the free space was checked."""
     characters: int = 0
@@ -61,6 +68,18 @@ class Tree:
     links: set[str] = field(default_factory=set)
     folders: dict[tuple[str, ...], str] = field(default_factory=dict)
     """Real paths of folders that were looked up since the last link or removal."""
+
+    @contextmanager
+    def reading_headers(self) -> Iterator[None]:
+        """Counts CPU time. The system kills the process by SIGPROF, because the library that reads them is not interrupted."""
+        if self.seconds is None:
+            yield
+            return
+        signal.setitimer(signal.ITIMER_PROF, self.seconds)
+        try:
+            yield
+        finally:
+            self.seconds = max(signal.setitimer(signal.ITIMER_PROF, 0)[0], ENTRY_SECONDS) + ENTRY_SECONDS
 
     def inside(self, path: str) -> bool:
         """Whether a real path is in the tree."""
@@ -167,12 +186,14 @@ class Tree:
                 raise UnpackError(f"{link[len(self.root) + 1 :]!r} is a link that leads out of the image")
 
 
-def unpack(layers: Sequence[tuple[Path, str, str]], target: Path, budget: Budget, spare: int = 0) -> None:
+def unpack(
+    layers: Sequence[tuple[Path, str, str]], target: Path, budget: Budget, spare: int = 0, seconds: float | None = None
+) -> None:
     """Unpacks ``layers`` (file, compression, digest of the content), the lowest first. Raises UnpackError and OSError.
 
-    ``spare``: bytes that stay free on the disk.
+    ``spare``: bytes that stay free on the disk. ``seconds``: of CPU for headers, after which this process is killed.
     """
-    tree = Tree(os.path.realpath(target), budget, spare)
+    tree = Tree(os.path.realpath(target), budget, spare, seconds)
     for number, (file, compression, digest) in enumerate(layers):
         tree.fresh = set()
         tree.folders.clear()
@@ -186,8 +207,11 @@ def unpack(layers: Sequence[tuple[Path, str, str]], target: Path, budget: Budget
 def _unpack_layer(tree: Tree, file: Path, compression: str, digest: str) -> None:
     with Layer(file, compression, tree.budget) as layer:
         layer.expect_header()
-        with tarfile.TarFile(fileobj=cast(Any, layer), encoding="utf-8", errors="surrogateescape") as archive:
-            while (member := archive.next()) is not None:
+        with tree.reading_headers():
+            # It reads the first one.
+            opened = tarfile.TarFile(fileobj=cast(Any, layer), encoding="utf-8", errors="surrogateescape")
+        with opened as archive:
+            while (member := _next(tree, archive)) is not None:
                 layer.expect_content()
                 tree.count()
                 if len(archive.pax_headers) > MAX_GLOBAL:
@@ -199,6 +223,11 @@ def _unpack_layer(tree: Tree, file: Path, compression: str, digest: str) -> None
         layer.expect_content()
         if layer.finish() != digest:
             raise UnpackError("its content does not have the digest in the image's configuration")
+
+
+def _next(tree: Tree, archive: tarfile.TarFile) -> tarfile.TarInfo | None:
+    with tree.reading_headers():
+        return archive.next()
 
 
 def _entry(tree: Tree, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
@@ -352,11 +381,13 @@ def _end_with(parent: int) -> None:
 def main() -> int:
     """Reads what to do from the standard input, and writes what went wrong to the standard output."""
     os.umask(0o022)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     order: dict[str, Any] = json.load(sys.stdin)
     layers = [(Path(file), compression, digest) for file, compression, digest in order["layers"]]
     problem = ""
     try:
-        unpack(layers, Path(order["target"]), Budget(int(order["bytes"]), MAX_ENTRIES), int(order["spare"]))
+        budget = Budget(int(order["bytes"]), MAX_ENTRIES)
+        unpack(layers, Path(order["target"]), budget, int(order["spare"]), HEADER_SECONDS)
         sync(order["target"])
     except UnpackError as error:
         problem = str(error)

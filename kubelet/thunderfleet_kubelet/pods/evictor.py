@@ -3,12 +3,15 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 
+from thunderfleet_kubelet import disk
+from thunderfleet_kubelet.containers import leftovers
 from thunderfleet_kubelet.disk import DiskWatch
 from thunderfleet_kubelet.pods.decide import eviction
 from thunderfleet_kubelet.pods.decide.eviction import Usage
-from thunderfleet_kubelet.pods.decide.podspec import is_critical
+from thunderfleet_kubelet.pods.decide.podspec import is_critical, named_users
 from thunderfleet_kubelet.pods.disk_usage import MEASUREMENTS, measure
 from thunderfleet_kubelet.pods.worker import PodWorker
 from thunderfleet_kubelet.pressure import DiskState, Met
@@ -117,9 +120,16 @@ class Evictor:
             await worker.free_space()
         return True
 
+    async def _everything(self, workers: Sequence[PodWorker]) -> list[Usage]:
+        """What each pod uses, also outside its own folder: a pod that fills /tmp must leave before others."""
+        users = [{user for user in (worker.own_user, *named_users(worker.pod)) if user is not None} for worker in workers]
+        outside = await disk.owned({user for its in users for user in its}, leftovers.SHARED_FOLDERS)
+        usages = await asyncio.gather(*(self._measure(worker) for worker in workers))
+        return [replace(usage, elsewhere=sum(outside[user] for user in its)) for its, usage in zip(users, usages, strict=True)]
+
     async def _evict_one(self, cause: Met) -> None:
         by_uid = {worker.uid: worker for worker in self._active()}
-        usages = await asyncio.gather(*(self._measure(worker) for worker in by_uid.values()))
+        usages = await self._everything(list(by_uid.values()))
         ranked = eviction.ranked([(worker.pod, usage) for worker, usage in zip(by_uid.values(), usages, strict=True)])
         self._node_event("EvictionThresholdMet", f"Attempting to reclaim {cause.threshold.resource}")
         if not ranked:

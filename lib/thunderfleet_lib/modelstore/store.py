@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+from thunderfleet_lib.host.trees import remove_tree
 from thunderfleet_lib.modelstore import hashing, parts
 from thunderfleet_lib.modelstore.eviction import Kept
 from thunderfleet_lib.modelstore.hashing import WrongBytes
@@ -417,11 +418,12 @@ class Store:
         shutil.rmtree(folder, ignore_errors=True)
 
     def clear_staging(self, downloads: Collection[str]) -> None:
-        """Removes the folders of downloads other than these, as far as this user may."""
+        """Removes the folders of downloads other than these, as far as this user may. Pods have filled them with anything."""
         with contextlib.suppress(OSError):
-            for folder in self.layout.staging.iterdir():
+            for folder in list(self.layout.staging.iterdir()):
                 if folder.name not in downloads:
-                    shutil.rmtree(folder, ignore_errors=True)
+                    with contextlib.suppress(OSError):
+                        remove_tree(folder)
 
 
 def allocated_bytes(found: os.stat_result) -> int:

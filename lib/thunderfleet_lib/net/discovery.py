@@ -1,10 +1,12 @@
 """Finds the certificate authority of a server that is not trusted yet, by the hash of its public key."""
 
+import contextlib
 import ssl
 from collections.abc import Iterable
 from typing import Any
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 
 from thunderfleet_lib.net import tls
 
@@ -20,11 +22,18 @@ def unverified() -> ssl.SSLContext:
 
 
 def shown(connection: Any) -> list[x509.Certificate]:
-    """The certificates that a server sent, from a connection of the module ``ssl``."""
+    """The certificates that a server sent, from a connection of the module ``ssl``, without those that cannot be read."""
     # The method is public since Python 3.13; before, it exists on ``_sslobj``.
     holder = connection if hasattr(connection, "get_unverified_chain") else connection._sslobj
     raw = [one if isinstance(one, bytes) else one.public_bytes(_DER) for one in holder.get_unverified_chain() or []]
-    return [x509.load_der_x509_certificate(bytes(one)) for one in raw]
+    found = []
+    for one in raw:
+        # The server may be a stranger, and TLS reads the key of its own certificate only.
+        with contextlib.suppress(ValueError, UnsupportedAlgorithm):
+            certificate = x509.load_der_x509_certificate(bytes(one))
+            ca_hash(certificate)
+            found.append(certificate)
+    return found
 
 
 def ca_hash(certificate: x509.Certificate) -> str:

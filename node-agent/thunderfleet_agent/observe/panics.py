@@ -1,6 +1,7 @@
 """The newest report of a kernel panic of this Mac, which macOS writes after the reboot that follows."""
 
 import json
+import os
 import re
 import stat
 from dataclasses import dataclass
@@ -43,12 +44,17 @@ def newest(folder: Path = FOLDER) -> Panic | None:
         return None
     for at, path in sorted(found, reverse=True):
         try:
-            with path.open("rb") as file:
-                text = text_of(file.read(BYTES))
+            text = text_of(_read(path))
             return Panic(datetime.fromtimestamp(int(at), UTC), text) if text else None
         except (OSError, ValueError, OverflowError):
             continue
     return None
+
+
+def _read(path: Path) -> bytes:
+    """The beginning of a report, which another user may have replaced by a link or a pipe by now. Raises OSError."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        return file.read(BYTES) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
 
 
 def text_of(report: bytes) -> str:

@@ -53,6 +53,16 @@ def test_the_newest_report_counts(tmp_path: Path) -> None:
     assert found is not None and found.at == datetime.fromtimestamp(200, UTC) and "IOGPUMemory" in found.text
 
 
+def test_a_report_that_a_user_replaces_by_a_link_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "reports"
+    folder.mkdir()
+    (tmp_path / "secret").write_text(NEW)
+    (folder / "panic-full-2026-11-19-100000.0002.panic").symlink_to(tmp_path / "secret")
+    # It was a file when the folder was listed.
+    monkeypatch.setattr(Path, "lstat", Path.stat)
+    assert newest(folder) is None
+
+
 def test_the_profile_says_what_helps() -> None:
     at = datetime(2026, 11, 20, tzinfo=UTC)
     assert last_panic(Facts()) is None

@@ -49,6 +49,8 @@ PEM = "-----BEGIN EC PRIVATE KEY-----\nMHcCAQEE\nAbCd==\n-----END EC PRIVATE KEY
         (f'{{\\"apiKey\\": \\"{SECRET}\\"}}', '{\\"apiKey\\": \\"[redacted]\\"}'),
         (f"--api-key {SECRET} --port 1", "--api-key [redacted] --port 1"),
         (f"--api-key={SECRET}", "--api-key=[redacted]"),
+        (f'password="{SECRET} and more" x', 'password="[redacted]" x'),
+        (f"https://h/m?X-Amz-Signature={SECRET}&sig={SECRET}&x=1", "https://h/m?X-Amz-Signature=[redacted]&sig=[redacted]&x=1"),
     ],
 )
 def test_secrets_in_texts(text: str, expected: str) -> None:
@@ -75,6 +77,24 @@ def test_other_texts_stay(text: str) -> None:
 def test_any_text_can_be_redacted_twice(text: str) -> None:
     once = redact_text(text)
     assert redact_text(once) == once
+
+
+@pytest.mark.parametrize(
+    "piece", ["a", "token", "--token", "-", "eyJabcdefgh-", "token ", "password:", "key='", "://a", "bearer ", "LS0tLS1CRUdJTi"]
+)
+def test_a_long_text_takes_time_in_proportion_to_its_length(piece: str) -> None:
+    """Any user can give a pod an annotation of 256 KiB, and a pod can write a line of a megabyte to its log."""
+    # With a pattern that goes over a text again for each of its characters, this would take hours.
+    redact_text(piece * (256 * 1024 // len(piece)))
+
+
+def test_secrets_of_command_lines_and_headers() -> None:
+    words = ["serve", "--api-key", SECRET, "--port", "1", "--no-token", "--debug"]
+    headers = [{"name": "Authorization", "value": f"Token {SECRET}"}, {"name": "Cookie", "value": f"session={SECRET}"}]
+    assert redact_object({"command": words, "httpHeaders": headers}) == {
+        "command": ["serve", "--api-key", REDACTED, "--port", "1", "--no-token", "--debug"],
+        "httpHeaders": [{"name": "Authorization", "value": REDACTED}, {"name": "Cookie", "value": REDACTED}],
+    }
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "API_KEY", "apiKey", "GITHUB_PAT", "DB_PASSWD", "secret", "X_AUTH", "KEY"])

@@ -50,10 +50,8 @@ PULLED = "unit/kubelet/test_images_pull.py"
 
 SHOWN_BY: dict[str, tuple[str, ...]] = {
     # Images
-    "An image of a registry cannot choose root, another account": (
-        "unit/kubelet/test_pods_inputs.py::test_a_pulled_image_cannot_choose_an_account_of_the_mac",
-        "unit/kubelet/test_pods_inputs.py::test_a_pulled_image_is_in_no_group_of_the_mac",
-        "unit/kubelet/test_pods_inputs.py::test_identity_that_cannot_be_had",
+    "An image of a registry chooses no user": (
+        "unit/kubelet/test_pods_inputs.py::test_a_pulled_image_chooses_no_user_and_no_group",
     ),
     "Images of registries ([images.md](images.md)) are verified": (
         f"{PULLED}::test_other_content_than_the_digest_is_refused_and_forgotten",

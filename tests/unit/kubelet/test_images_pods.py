@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from thunderfleet_kubelet.disk import DiskWatch
 from thunderfleet_kubelet.images import collector, pull, puller
-from thunderfleet_kubelet.images.puller import Images
+from thunderfleet_kubelet.images.puller import PULLS_OF_NAMESPACE, Images
 from thunderfleet_kubelet.images.registry.reference import parse
 from thunderfleet_kubelet.images.settings import PullSettings
 from thunderfleet_kubelet.images.store import MAX_NAMES, PUBLIC
@@ -21,7 +21,7 @@ from thunderfleet_kubelet.pods import evictor
 from thunderfleet_kubelet.pressure import DiskState, FileSystem, Met, parse_threshold
 from thunderfleet_lib.backoff import Backoff
 
-from tests.support.pods import World, state
+from tests.support.pods import KUBELET, USERS, World, state
 from tests.support.registry import Entry, Registry, folder, pull_secret, script
 
 Json = dict[str, Any]
@@ -244,11 +244,9 @@ async def test_pull_secrets_open_an_image_for_the_pods_that_have_them(
         assert secret not in everything
 
 
-async def test_a_user_of_the_image_gets_the_pods_volumes(node: Node) -> None:
-    """The user is known when the image has come, which is after the volumes were set up."""
-    user = os.geteuid() + 54321 if os.geteuid() == 0 else os.geteuid()
+async def test_a_container_of_a_pulled_image_runs_as_the_pods_user_and_has_its_volumes(node: Node) -> None:
     node.registry.simple("app", "1", script("x", 'cat "$CONTAINER_SANDBOX_MOUNT_POINT/config/key"; id -u'), config={
-        "Cmd": ["/x"], "User": f"{user}:{os.getegid() + (54321 if os.geteuid() == 0 else 0)}"
+        "Cmd": ["/x"], "User": "54321:54321"
     })  # fmt: skip
     node.world.api.add("configmaps", "settings", {"key": "value\n"})
     container = {
@@ -260,7 +258,29 @@ async def test_a_user_of_the_image_gets_the_pods_volumes(node: Node) -> None:
     volumes = [{"name": "config", "configMap": {"name": "settings"}}]
     node.world.api.add_pod("one", {"containers": [container], "volumes": volumes})
     await node.ended("one")
+    user = KUBELET.uid if USERS is None else USERS[0]
     assert (await node.world.log("one")).split() == ["value", str(user)]
+
+
+async def test_long_pulls_of_one_namespace_do_not_keep_others_waiting(node: Node) -> None:
+    node.registry.hold, node.registry.held = asyncio.Event(), "slow"
+    for name in ("slow-1", "slow-2", "slow-3", "quick"):
+        node.registry.simple(name, "1", script("x", f"echo {name}"), config={"Cmd": ["/x"]})
+    await node.world.boot()
+    for name in ("slow-1", "slow-2", "slow-3"):
+        node.run(name, f"{name}:1")
+        await node.world.until(lambda: len(node.images._work) == int(name[-1]))  # noqa: B023
+    await node.world.until(lambda: len(node.registry.paths("blobs")) >= PULLS_OF_NAMESPACE)
+    quick = {"containers": [{"name": "main", "image": node.name("quick:1")}]}
+    pod = node.world.api.add_pod("quick", quick)
+    del node.world.api.objects["/api/v1/namespaces/default/pods/quick"]
+    pod["metadata"]["namespace"] = "other"
+    path = "/api/v1/namespaces/other/pods/quick"
+    node.world.api.put(path, pod)
+    await node.world.until(lambda: node.world.api.objects[path]["status"]["phase"] == "Succeeded")
+    node.registry.hold.set()
+    for name in ("slow-1", "slow-2", "slow-3"):
+        await node.ended(name)
 
 
 async def test_a_pod_that_is_deleted_ends_its_pull(node: Node) -> None:

@@ -35,7 +35,7 @@ from thunderfleet_kubelet.pressure import FileSystem
 from thunderfleet_lib.backoff import Backoff
 
 from tests.support.registry import Entry, Layer, Registry, basic, digest_of, script
-from tests.support.waiting import ASYNC_WAIT_SECONDS
+from tests.support.waiting import ASYNC_WAIT_SECONDS, until_async
 
 ALICE = Credential("alice", "wonder-land")
 KIB = 1024
@@ -683,13 +683,52 @@ async def test_pulls_that_fill_the_disk_together_end_before_it_is_full(
     assert disk(machine.store.root).available > 0
 
 
+async def test_a_registry_does_not_delay_what_another_one_sends(machine: Machine) -> None:
+    """Everyone can name a layer of another image, by its digest, in an image of their own."""
+    layer = Layer.of(script("x", "echo x"))
+    slow, quick = await machine.registry(), await machine.registry()
+    for registry, config in ((slow, {"Cmd": ["/slow"]}), (quick, {"Cmd": ["/quick"]})):
+        registry.put("app", "1", registry.image(layer, config=config))
+    held = asyncio.Event()
+
+    def hold_the_layer(path: str) -> int:
+        slow.hold = held if path.endswith(digest_of(layer.blob)) else None
+        return 0
+
+    slow.failing = hold_the_layer
+    waiting = asyncio.create_task(machine.pull(f"{slow.host}/app:1"))
+    await until_async(lambda: any(path.endswith(digest_of(layer.blob)) for path in slow.paths("blobs")))
+    async with asyncio.timeout(ASYNC_WAIT_SECONDS):
+        assert (await machine.pull(f"{quick.host}/app:1")).fetched == len(layer.blob)
+    assert not waiting.done()
+    held.set()
+    await waiting
+
+
+async def test_other_bytes_of_one_registry_do_not_damage_what_another_one_sends(machine: Machine) -> None:
+    layer = Layer.of(random("data", 300 * KIB), compression="")
+    evil, good = await machine.registry(), await machine.registry()
+    for registry in (evil, good):
+        registry.put("app", "1", registry.image(layer))
+    evil.lies[digest_of(layer.blob)], evil.cut = bytes(len(layer.blob)), 100 * KIB
+
+    def once(path: str) -> int:
+        return 503 if len([one for one in evil.paths("blobs") if one.endswith(digest_of(layer.blob))]) > 1 else 0
+
+    evil.failing = once
+    with pytest.raises(PullError):
+        await machine.pull(f"{evil.host}/app:1")
+    assert list(machine.store.partial.iterdir()), "what came in is kept"
+    assert (await machine.pull(f"{good.host}/app:1")).fetched == len(layer.blob)
+
+
 async def test_room_is_made_of_parts_that_nobody_continues(machine: Machine) -> None:
     """A registry that cuts layers off, and has others each time, leaves a part of each."""
     registry = await machine.registry()
     await leave_a_part(machine, registry)
     (part,) = machine.store.partial.iterdir()
     size = part.stat().st_size
-    with machine.store.reserving([f"sha256:{part.name}"]):
+    with machine.store.reserving([download.digest_of(part)]):
         assert await Collector(machine.store, machine.settings, set).free(2**40) == 0 and part.exists()
     assert await Collector(machine.store, machine.settings, set).free(2**40) == size and not part.exists()
 

@@ -345,6 +345,18 @@ async def test_unpacking_that_takes_too_long_is_ended(tmp_path: Path) -> None:
         await in_process([(fifo, "", "sha256:x")], root, MIB, seconds=0.2)
 
 
+async def test_a_header_that_takes_hours_to_read_is_given_up(tmp_path: Path) -> None:
+    """Python's library searches it in the square of its length, unless it is new; meanwhile, others wait for their images."""
+    numbers = b"1" * 900_000
+    extended = tarfile.TarInfo("x")
+    extended.type, extended.size = tarfile.XHDTYPE, len(numbers)
+    content = extended.tobuf(format=tarfile.USTAR_FORMAT) + numbers + b"\0" * (-len(numbers) % 512) + tar([Entry("f", b"x")])
+    root = tmp_path / "root"
+    root.mkdir()
+    with pytest.raises(PullError, match=r"^cannot unpack the image: (the process was killed by signal|layer 0: )"):
+        await in_process(files_of(tmp_path, [Layer.packed(content)]), root, 100 * MIB, seconds=ASYNC_WAIT_SECONDS)
+
+
 async def test_unpacking_ends_with_a_kubelet_that_is_killed(tmp_path: Path) -> None:
     fifo = tmp_path / "layer"
     os.mkfifo(fifo)

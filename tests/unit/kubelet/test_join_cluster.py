@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from thunderfleet_kubelet.bootstrap import identity as identities
 from thunderfleet_kubelet.bootstrap.arguments import Server
 from thunderfleet_kubelet.bootstrap.certificates import read_pair, usable
 from thunderfleet_kubelet.bootstrap.errors import JoinError, UsageError
-from thunderfleet_lib.net.discovery import ca_hash
+from thunderfleet_lib.net.discovery import ca_hash, shown
 
 TOKEN = "abcdef.0123456789abcdef"
 PEM = serialization.Encoding.PEM
@@ -86,6 +87,8 @@ class Cluster:
     """(method, path, who): who is a token, a certificate's name, or nothing."""
     csr: dict[str, Any] = field(default_factory=dict)
     cluster_info: bool = False
+    padding: str = ""
+    """More bytes of ``cluster_info``."""
 
     async def answer(self, request: web.Request) -> web.Response:
         assert request.transport is not None
@@ -97,7 +100,7 @@ class Cluster:
         if request.path == discovery.CLUSTER_INFO and self.cluster_info:
             ca = base64.b64encode(self.authority.pem).decode()
             known = {"clusters": [{"cluster": {"certificate-authority-data": ca}}]}
-            return web.json_response({"data": {"kubeconfig": json.dumps(known)}})
+            return web.json_response({"data": {"kubeconfig": json.dumps(known), "more": self.padding}})
         if not peer and who not in self.tokens:
             return web.json_response({"kind": "Status", "reason": "Unauthorized", "message": "Unauthorized"}, status=401)
         if "certificatesigningrequests" in request.path:
@@ -217,6 +220,24 @@ async def test_a_ca_that_is_only_published(cluster: Cluster, tmp_path: Path) -> 
     identity = await do(cluster, tmp_path / "root", replace=True)
     assert identity.ca.read_bytes() == cluster.authority.pem
     assert ("GET", discovery.CLUSTER_INFO, "") in cluster.seen
+
+
+@pytest.mark.parametrize("sends_ca", [False])
+async def test_a_server_that_is_not_trusted_yet_cannot_send_without_end(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.cluster_info, cluster.padding = True, "x" * discovery.MAX_INFO
+    with pytest.raises(JoinError, match="no CA with hash"):
+        await do(cluster, tmp_path / "root", replace=True)
+    assert TOKEN not in {who for _, _, who in cluster.seen}
+
+
+def test_certificates_with_keys_that_cannot_be_read_do_not_count() -> None:
+    """One machine at an address where an API server was must not keep a Mac from joining through another one."""
+    good = Authority().certificate
+    encoding = serialization.Encoding.DER
+    curve = bytes.fromhex("06082a8648ce3d030107")
+    unknown = good.public_bytes(encoding).replace(curve, curve[:-1] + b"\x7f")
+    connection = SimpleNamespace(get_unverified_chain=lambda: [b"no certificate", unknown, good.public_bytes(encoding)])
+    assert shown(connection) == [good]
 
 
 @pytest.mark.parametrize("sends_ca", [False])

@@ -377,6 +377,27 @@ async def test_a_full_disk_costs_the_pod_that_filled_it(small: World) -> None:
 
 
 @pytest.mark.linux
+@pytest.mark.parametrize("context", [{}, {"runAsUser": 2001}])
+async def test_a_disk_that_is_filled_outside_of_the_pod_costs_no_other_pod(
+    small: World, monkeypatch: pytest.MonkeyPatch, context: Json
+) -> None:
+    shared = small.root / "tmp"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    monkeypatch.setattr(leftovers, "SHARED_FOLDERS", (str(shared),))
+    await small.boot()
+    small.api.add_pod("honest", {"containers": [sh(FILL.format(where="tmp/f", count=1))]})
+    await small.phase("honest", "Running")
+    await small.until(lambda: (small.folder("honest").sandbox("main", 0) / "tmp/f").stat().st_size == MIB)
+    fill = f"dd if=/dev/zero of={shared}/f bs=1M count=99 2>/dev/null; sleep 600"
+    small.api.add_pod("sly", {"containers": [sh(fill, securityContext=context)]})
+    await evicted(small, "sly")
+    assert small.api.pod("honest")["status"]["phase"] == "Running"
+    if not context:
+        await small.until(lambda: not list(shared.iterdir()))
+
+
+@pytest.mark.linux
 async def test_a_node_under_pressure_takes_critical_pods_only(small: World) -> None:
     manager = await small.boot()
     (small.root / "others").write_bytes(b"x" * 15 * MIB)

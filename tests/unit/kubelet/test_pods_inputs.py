@@ -2,14 +2,11 @@
 
 import base64
 import ctypes
-import grp
 import os
-import pwd
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -156,44 +153,14 @@ def test_the_image_cannot_name_the_user_of_another_pod() -> None:
         user.decide(pod(), {"name": "c"}, "12:70003", OWN, ROOT)
 
 
-class Accounts:
-    """The accounts and groups of a Mac with one person."""
-
-    USERS: ClassVar = {0: "root", 501: "alice", 4_294_967_294: "nobody"}
-    GROUPS: ClassVar = {0: "wheel", 80: "admin"}
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        names = {name: number for number, name in self.USERS.items()}
-        monkeypatch.setattr(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name=self.USERS[uid], pw_gid=20))
-        monkeypatch.setattr(pwd, "getpwnam", lambda name: SimpleNamespace(pw_uid=names[name], pw_gid=20))
-        monkeypatch.setattr(grp, "getgrgid", lambda gid: SimpleNamespace(gr_name=self.GROUPS[gid]))
-
-
-@pytest.mark.parametrize("named", ["501", "alice", "501:20"])
-def test_a_pulled_image_cannot_choose_an_account_of_the_mac(monkeypatch: pytest.MonkeyPatch, named: str) -> None:
-    Accounts(monkeypatch)
-    with pytest.raises(ContainerConfigError, match=r"would run as alice \(501\), who has an account.*runAsUser"):
-        user.decide(pod(), {"name": "c"}, named, OWN, ROOT, pulled=True)
-    # The pod can, and so can an image that was installed on this Mac by hand.
-    chosen = {"name": "c", "securityContext": {"runAsUser": 501}}
-    assert user.decide(pod(), chosen, named, OWN, ROOT, pulled=True).uid == 501
-    assert user.decide(pod(), {"name": "c"}, named, OWN, ROOT).uid == 501
-
-
-@pytest.mark.parametrize(
-    ("named", "expected"),
-    [
-        ("1001:0", ContainerUser(1001, 70_001)),
-        ("1001:80", ContainerUser(1001, 70_001)),
-        ("1001:1002", ContainerUser(1001, 1002, (70_001,))),
-        ("1001", ContainerUser(1001, 70_001)),
-        ("nobody", ContainerUser(4_294_967_294, 20, (70_001,))),
-        ("", ContainerUser(70_001, 70_001)),
-    ],
-)
-def test_a_pulled_image_is_in_no_group_of_the_mac(monkeypatch: pytest.MonkeyPatch, named: str, expected: ContainerUser) -> None:
-    Accounts(monkeypatch)
-    assert user.decide(pod(), {"name": "c"}, named, OWN, ROOT, pulled=True) == expected
+@pytest.mark.parametrize("named", ["", "0", "root", "501", "1001", "1001:0", "65532:65532", "an-account-of-the-image", "70002"])
+def test_a_pulled_image_chooses_no_user_and_no_group(named: str) -> None:
+    """Images of two namespaces that name the same user would share it, with environment and processes."""
+    assert user.decide(pod(), {"name": "c"}, named, OWN, ROOT, pulled=True) == ContainerUser(70_001, 70_001)
+    # The pod does, and so does an image that was installed on this Mac by hand.
+    chosen = {"name": "c", "securityContext": {"runAsUser": 501, "runAsGroup": 20}}
+    assert user.decide(pod(), chosen, named, OWN, ROOT, pulled=True) == ContainerUser(501, 20, (70_001,))
+    assert user.decide(pod(), {"name": "c"}, "501:20", OWN, ROOT) == ContainerUser(501, 20, (70_001,))
 
 
 def test_mapped_root_is_an_unprivileged_user() -> None:
@@ -317,6 +284,58 @@ def test_command_line(container: Json, argv: list[str]) -> None:
     assert environment.command_line({"name": "c", **container}, IMAGE, {"A": "1"}) == argv
 
 
+TOO_MUCH = "more than 2097152 characters together"
+
+
+def test_variables_that_refer_to_each_other_do_not_fill_the_memory() -> None:
+    """A gibibyte and a half, from six hundred characters of a spec."""
+    chained = [{"name": "A", "value": "x" * 64}, *({"name": two, "value": f"$({one})" * 70} for one, two in ("AB", "BC", "CD"))]
+    env = build({"env": chained[:3]})
+    assert len(env["C"]) == 64 * 70 * 70
+    with pytest.raises(ContainerConfigError, match=TOO_MUCH):
+        build({"env": chained})
+    with pytest.raises(ContainerConfigError, match=TOO_MUCH):
+        build({"env": [{"name": f"V{number}", "value": "x" * 2**17} for number in range(17)]})
+    with pytest.raises(ContainerConfigError, match=TOO_MUCH):
+        environment.command_line({"name": "c", "command": ["x", *["$(C)"] * 8]}, IMAGE, env)
+    with pytest.raises(ContainerConfigError, match=TOO_MUCH):
+        expand("$(C)" * 8, env)
+
+
+def test_an_object_that_is_named_often_does_not_fill_the_memory() -> None:
+    sources = Sources(config_maps={"cm": {"data": {"ONE": "x" * 2**20}}})
+    often = [{"prefix": f"P{number}_", "configMapRef": {"name": "cm"}} for number in range(3)]
+    with pytest.raises(ContainerConfigError, match=TOO_MUCH):
+        build({"envFrom": often}, sources)
+    assert len(build({"envFrom": often[:1]}, sources)["P0_ONE"]) == 2**20
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ("", "/pods/s"),
+        ("/w", "/pods/s/w"),
+        ("w/x/", "/pods/s/w/x"),
+        ("/pods/s/w", "/pods/s/w"),
+        ("/pods/s", "/pods/s"),
+        ("/../../etc", "/pods/s/etc"),
+        ("../../etc", "/pods/s/etc"),
+        ("/pods/s/../../etc", "/pods/s/etc"),
+        ("/w/../../..", "/pods/s"),
+        ("//w", "/pods/s/w"),
+    ],
+)
+def test_a_working_folder_is_in_the_sandbox(wanted: str, expected: str) -> None:
+    assert environment.working_folder({"workingDir": wanted}, IMAGE, Path("/pods/s")) == Path(expected)
+
+
+def test_a_pulled_image_has_a_path_of_limited_length(tmp_path: Path) -> None:
+    """Each of its folders is looked up."""
+    assert images.pulled("i", tmp_path, {"Env": ["PATH=/bin:/usr/bin"]}, "").env == (("PATH", "/bin:/usr/bin"),)
+    with pytest.raises(ValueError, match="PATH has 2097150 characters; at most 16384 are allowed"):
+        images.pulled("i", tmp_path, {"Env": [f"PATH={'/a:' * 699_050}"]}, "")
+
+
 def test_image_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"Env": ["A=b=c"], "Entrypoint": ["/bin/x"], "User": "1:2", "WorkingDir": "/w"}')
     (tmp_path / "bin").mkdir()
@@ -353,6 +372,39 @@ def test_volumes_switch_from_old_to_new_at_once(tmp_path: Path) -> None:
     assert (folder / "a").read_bytes() == b"9"
     assert not (folder / first).exists()
     assert folder.stat().st_mode & 0o022 == 0
+
+
+@pytest.mark.parametrize("path", ["x" * 300, "a/b"])
+def test_a_volume_that_cannot_be_written_does_not_fill_the_disk(tmp_path: Path, path: str) -> None:
+    """The API server accepts these names."""
+    folder = tmp_path / "v"
+    volumes.write_atomically(folder, {"a": File(b"1", 0o644)}, me())
+    (folder / "..2020_01_01").mkdir()
+    for _ in range(3):
+        with pytest.raises(OSError, match=r"File name too long|Not a directory|File exists"):
+            volumes.write_atomically(folder, {"a": File(b"2" * 1000, 0o644), path: File(b"", 0o644)}, me())
+    assert (folder / "a").read_text() == "1"
+    assert len(list(folder.glob("..2*"))) <= 2, "the current content, and that of the last call"
+    assert volumes.write_atomically(folder, {"a": File(b"2", 0o644)}, me())
+    assert sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("..2")) == ["..data", "a"]
+    assert len(list(folder.glob("..2*"))) == 1
+
+
+def test_the_files_of_a_pod_are_limited() -> None:
+    """A spec may name the same ConfigMap of a megabyte thousands of times."""
+    sources = Sources(config_maps={"cm": {"data": {"ONE": "x" * 2**20}}})
+
+    def planned(count: int) -> dict[str, File]:
+        items = [[{"key": "ONE", "path": f"p{number}"}] for number in range(count)]
+        content = {"sources": [{"configMap": {"name": "cm", "items": item}} for item in items]}
+        return volume_content.plan({"name": "v", "projected": content}, pod(), sources, {})
+
+    assert len(planned(63)) == 63
+    with pytest.raises(VolumeError, match="need more than 64 MiB of the disk"):
+        planned(64)
+    deep = {"name": "cm", "items": [{"key": "ONE", "path": "a/" * 64 + "b"}]}
+    with pytest.raises(VolumeError, match="more than 64 parts"):
+        volume_content.plan({"name": "v", "configMap": deep}, pod(), sources, {})
 
 
 def test_projected_volume() -> None:
@@ -435,6 +487,17 @@ def test_an_owned_folder_goes_to_the_next_user_with_what_the_last_one_had(tmp_pa
     assert secret.stat().st_uid == 0
 
 
+@pytest.mark.skipif(not PRIVILEGED, reason="only root gives folders away")
+def test_an_owned_folder_that_is_very_deep_is_reported(tmp_path: Path) -> None:
+    """Users can execute programs in the pods that the operator creates in their namespaces."""
+    volume: Json = {"name": "owned-store", "hostPath": {"path": str(tmp_path)}}
+    assert volumes.own_host_path(volume, {user.ContainerUser(70001, 70001)}) is None
+    (tmp_path / "/".join("d" * volumes.MAX_OWNED_DEPTH)).mkdir(parents=True)
+    problem = volumes.own_host_path(volume, {user.ContainerUser(70002, 70002)})
+    assert problem is not None and "16 folders deep" in problem
+    assert tmp_path.stat().st_uid == 70001
+
+
 def test_an_owned_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     volume: Json = {"name": "owned-store", "hostPath": {"path": str(tmp_path / "file" / "store")}}
@@ -461,6 +524,11 @@ def test_mounts_are_links_and_lead_nowhere_else(tmp_path: Path) -> None:
     for inner in ("../x", "out"):
         with pytest.raises(ContainerConfigError, match="subPath points outside volume 'v'"):
             link({"name": "v", "mountPath": "/d", "subPath": inner})
+    with pytest.raises(ContainerConfigError, match="subPath points outside volume 'v'"):
+        link({"name": "v", "mountPath": "/d", "subPathExpr": "/$(POD)"})
+    (place / "circle").symlink_to("circle")
+    with pytest.raises(OSError, match=r"symbolic links|Not a directory"):
+        link({"name": "v", "mountPath": "/d", "subPath": "circle"})
     with pytest.raises(ContainerConfigError, match="mount /m/n is inside mount /m;"):
         link({"name": "v", "mountPath": "/m"}, {"name": "v", "mountPath": "/m/n"})
     with pytest.raises(ContainerConfigError, match="volume 'w' not found in the pod"):

@@ -117,6 +117,21 @@ async def test_a_follower_that_missed_rotations_reads_the_files_between(tmp_path
     assert "".join(seen).split() == [str(number) for number in range(20)]
 
 
+async def test_a_long_search_for_the_last_lines_lets_others_run(tmp_path: Path) -> None:
+    """Everyone who may read logs can ask for the last million lines again and again."""
+    path, count = tmp_path / "0.log", 20 * logs.TURN_LINES
+    path.write_text("".join(line(number, "") for number in range(count)))
+    chunks = logs.read(path, LogOptions(tail=count), lambda: False)
+    first = asyncio.ensure_future(anext(chunks))
+    turns = 0
+    while not first.done():
+        turns += 1
+        await asyncio.sleep(0)
+    assert turns >= 20
+    assert len((await first).splitlines()) > 1000
+    assert sum([len(part.splitlines()) async for part in chunks], len((await first).splitlines())) == count
+
+
 @pytest.mark.parametrize("tail", [None, 15])
 async def test_a_rotation_while_files_are_opened_leaves_nothing_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tail: int | None

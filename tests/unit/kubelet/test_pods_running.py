@@ -8,6 +8,7 @@ import json
 import os
 import resource
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thunderfleet_kubelet.containers import exec_session, launch
+from thunderfleet_kubelet.containers import exec_session, launch, leftovers
 from thunderfleet_kubelet.containers.folder import PodFolder
 from thunderfleet_kubelet.containers.inputs import user, volumes
 from thunderfleet_kubelet.containers.logs import LogOptions
@@ -123,6 +124,21 @@ async def test_a_program_that_cannot_start_says_why(world: World) -> None:
     ended = state(status)["terminated"]
     assert (ended["reason"], ended["exitCode"]) == ("StartError", 128)
     assert "'no-such-program' not found on PATH=" in ended["message"]
+
+
+@pytest.mark.parametrize(
+    ("container", "kind"),
+    [
+        ({"command": ["nothing"], "env": [{"name": "PATH", "value": "/x:" * 30_000}]}, "terminated"),
+        ({"workingDir": "/" + "w" * 90_000}, "waiting"),
+    ],
+)
+async def test_a_status_is_never_too_large_to_be_written(world: World, container: Json, kind: str) -> None:
+    """A pod is deleted after its last status has been written."""
+    await world.boot()
+    world.api.add_pod("large", {"containers": [{**sh("true"), **container}]})
+    await world.until(lambda: state(world.api.pod("large")["status"])[kind].get("message"))
+    assert 1000 < len(state(world.api.pod("large")["status"])[kind]["message"]) < 5000
 
 
 async def test_crash_loop_backs_off_and_says_so(world: World) -> None:
@@ -605,6 +621,109 @@ async def test_last_words_in_a_volume_do_not_lead_the_kubelet_elsewhere(world: W
     assert status["containerStatuses"][0]["restartCount"] == 1
     assert "only for root" not in json.dumps(status)
     assert (treasure.stat().st_uid, treasure.stat().st_mode & 0o777) == (0, 0o600)
+
+
+@pytest.mark.skipif(USERS is None, reason="only root can be led to do what its containers may not")
+async def test_last_words_are_not_those_of_a_file_that_the_container_cannot_read(world: World) -> None:
+    await world.boot()
+    treasure = world.root / "treasure"
+    treasure.write_text("only for root")
+    treasure.chmod(0o600)
+    world.api.add_pod("sly", {"containers": [sh('until test -f "$HOME/go"; do sleep 0.05; done')]})
+    await world.phase("sly", "Running")
+    sandbox = world.folder("sly").sandbox("main", 0)
+    words = sandbox / "dev/termination-log"
+    words.unlink()
+    # On a Mac, the container itself can do this.
+    os.link(treasure, words)
+    (sandbox / "go").touch()
+    status = await world.phase("sly", "Succeeded")
+    assert "only for root" not in json.dumps(status)
+
+
+@pytest.mark.skipif(USERS is None, reason="only root can be led to do what its containers may not")
+async def test_a_working_folder_does_not_lead_the_kubelet_elsewhere(world: World) -> None:
+    await world.boot()
+    up = "/.." * 20
+    world.api.add_pod("sly", {"containers": [sh("pwd", workingDir=f"{up}{world.root}/made")]})
+    await world.phase("sly", "Succeeded")
+    sandbox = world.folder("sly").sandbox("main", 0)
+    assert (await world.log("sly")).strip() == f"{sandbox}{world.root}/made"
+    assert not (world.root / "made").exists()
+
+
+@pytest.mark.skipif(USERS is None, reason="only root can be led to do what its containers may not")
+async def test_a_command_is_not_led_to_where_its_container_may_not_go(world: World) -> None:
+    manager = await world.boot()
+    # Only root may pass through the first of these folders.
+    inner = world.root / "closed" / "inner"
+    inner.mkdir(parents=True)
+    (inner / "file").write_text("of somebody else")
+    inner.chmod(0o755)
+    inner.parent.chmod(0o700)
+    script = f'cd "$HOME"; rmdir w; ln -s {inner} w; sleep 600'
+    world.api.add_pod("slier", {"containers": [sh(script, workingDir="/w")]})
+    await world.phase("slier", "Running")
+    await world.until(lambda: (world.folder("slier").sandbox("main", 0) / "w").is_symlink())
+    for tty in (False, True):
+        with pytest.raises(OSError, match="cannot enter the working directory"):
+            await manager.queries.exec("default", "slier", "main", ["cat", "file"], stdin=False, tty=tty)
+
+
+async def test_other_pods_do_not_wait_while_many_files_are_deleted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container that restarts may have written millions of files before."""
+    await world.boot()
+    world.api.add_pod("other", {"containers": [sh("sleep 600")]})
+    await world.phase("other", "Running")
+    begun, may_end = threading.Event(), threading.Event()
+    ended: list[bool] = []
+    delete = leftovers.delete
+
+    def slow(path: Path) -> None:
+        begun.set()
+        ended.append(may_end.wait(10.0))
+        delete(path)
+
+    monkeypatch.setattr(leftovers, "delete", slow)
+    script = 'test -f "$HOME/../../../../empty/e/again" || { touch "$HOME/e/again"; exit 1; }'
+    spec = {"volumes": [{"name": "e", "emptyDir": {}}], "restartPolicy": "OnFailure"}
+    mounts = [{"name": "e", "mountPath": "/e"}]
+    world.api.add_pod("many", {**spec, "containers": [sh(script, volumeMounts=mounts)]})
+    await world.until(begun.is_set)
+    world.api.add_pod("third", {"containers": [sh("sleep 600")]})
+    await world.phase("third", "Running")
+    may_end.set()
+    await world.phase("many", "Succeeded")
+    assert ended and all(ended)
+
+
+@pytest.mark.parametrize(
+    ("name", "volume"),
+    [
+        ("own_host_path", {"name": "owned-v", "hostPath": {"path": "{}/v"}}),
+        (
+            "write_atomically",
+            {"name": "v", "downwardAPI": {"items": [{"path": "n", "fieldRef": {"fieldPath": "metadata.name"}}]}},
+        ),
+    ],
+)
+async def test_many_files_are_written_and_handed_over_beside_the_event_loop(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, volume: Json
+) -> None:
+    threads: list[threading.Thread] = []
+    usual = getattr(volumes, name)
+
+    def watched(*arguments: Any) -> Any:
+        threads.append(threading.current_thread())
+        return usual(*arguments)
+
+    monkeypatch.setattr(volumes, name, watched)
+    await world.boot()
+    volume = json.loads(json.dumps(volume).replace("{}/", f"{tmp_path}/"))
+    mounts = [{"name": volume["name"], "mountPath": "/v"}]
+    world.api.add_pod("one", {"volumes": [volume], "containers": [sh("true", volumeMounts=mounts)]})
+    await world.phase("one", "Succeeded")
+    assert threads and threading.main_thread() not in threads
 
 
 @pytest.mark.skipif(USERS is None, reason="only root gives folders away")

@@ -336,6 +336,23 @@ def test_an_interrupted_change_leaves_nothing(store: Store) -> None:
     assert store.complete(wanted)
 
 
+def test_a_download_that_left_a_deep_folder_is_removed_like_others(store: Store) -> None:
+    """Users can run programs in the pods of their ModelCaches; what they leave must not stop the store of the Mac."""
+    deep, other = store.layout.staged("deep"), store.layout.staged("other")
+    for folder in (deep, other):
+        folder.mkdir()
+        (folder / "file").touch()
+    here = os.open(deep, os.O_RDONLY)
+    for _ in range(2 * sys.getrecursionlimit()):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    store.clear_staging(["kept"])
+    assert list(store.layout.staging.iterdir()) == []
+
+
 def test_a_damaged_manifest_does_not_count(store: Store) -> None:
     wanted = manifest()
     store.add_manifest(wanted)

@@ -16,6 +16,8 @@ Json = dict[str, Any]
 
 MAX_USER = 256
 """Characters of a user and a group."""
+MAX_PATH = 16 * 1024
+"""Characters of the PATH of a pulled image, whose folders are looked up."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ def pulled(name: str, folder: Path, config: Json, identity: str) -> Image:
 
 
 def _path(value: str, folder: Path) -> str:
+    if len(value) > MAX_PATH:
+        raise ValueError(f"PATH has {len(value)} characters; at most {MAX_PATH} are allowed")
     entries = [entry for entry in value.split(":") if entry.startswith("/") and ".." not in entry.split("/")]
     inside = [str(folder / entry.lstrip("/")) for entry in entries if (folder / entry.lstrip("/")).is_dir()]
     return ":".join([*inside, *(value.split(":") if value else [])])

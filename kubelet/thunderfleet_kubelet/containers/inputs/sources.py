@@ -43,6 +43,13 @@ def data_of(kind: str, item: Json) -> dict[str, bytes]:
     return plain | {key: base64.b64decode(value) for key, value in (item.get("binaryData") or {}).items()}
 
 
+def value_of(kind: str, item: Json, key: str) -> bytes | None:
+    """One key of a ConfigMap or Secret; None without it."""
+    parts = ("data", "binaryData") if kind == "ConfigMap" else ("data",)
+    only = {part: {key: item[part][key]} for part in parts if key in (item.get(part) or {})}
+    return data_of(kind, only).get(key)
+
+
 def field_value(pod: Json, path: str, sources: Sources) -> str:
     """The value of a ``fieldRef``. Raises ContainerConfigError for an unsupported field path."""
     metadata, spec = pod["metadata"], pod["spec"]

@@ -17,8 +17,6 @@ Json = dict[str, Any]
 
 RUN_AS_USER = "runAsUser"
 IMAGE = "the image's user"
-NOBODY = "nobody"
-"""The account that owns nothing."""
 
 
 @dataclass(frozen=True)
@@ -83,22 +81,20 @@ def decide(
     """The container's user: runAsUser of container or pod, or the image's, or the pod's own, or the kubelet's own.
 
     ``own`` None: this kubelet has no users for pods. ``pulled``: the image comes from a registry, so its users are those of the
-    machine on which it was built; it chooses no account of this machine, which only the pod can. Every container is a member of
-    the pod's own group, which the pod's files need.
+    machine on which it was built, and it chooses none here: many images name the same number, which may be an account of this
+    machine, and pods of several namespaces would share it. Every container is a member of the pod's own group, which the pod's
+    files need.
 
-    Raises ContainerConfigError for root that the spec does not request, for an account that a pulled image names, for the user
-    or group of another pod, and for users that the kubelet cannot switch to.
+    Raises ContainerConfigError for root that the spec does not request, for the user or group of another pod, and for users
+    that the kubelet cannot switch to.
     """
     of_pod: Json = pod["spec"].get("securityContext") or {}
     of_container: Json = container.get("securityContext") or {}
     context: Json = {**of_pod, **{key: value for key, value in of_container.items() if value is not None}}
     name = str(container["name"])
-    image_uid, image_gid = _image_user(image_user)
+    image_uid, image_gid = _image_user("" if pulled else image_user)
     uid, source = _user(context, image_uid, own, kubelet)
     _check_user(name, uid, source, context, kubelet)
-    if pulled and source == IMAGE and uid != kubelet.uid:
-        _check_account(name, uid)
-        image_gid = None if image_gid is not None and _is_group(image_gid) else image_gid
     if context.get("runAsGroup") is not None:
         gid = int(context["runAsGroup"])
     elif source == IMAGE and image_gid is not None:
@@ -151,27 +147,6 @@ def _check_user(name: str, uid: int, source: str, context: Json, kubelet: Kubele
             f"container {name!r} cannot run as user {uid} ({source}): the kubelet is not root, so containers run as its own "
             f"user, {kubelet.uid}; leave out runAsUser, or run the kubelet as root"
         )
-
-
-def _check_account(name: str, uid: int) -> None:
-    try:
-        account = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return
-    if account != NOBODY:
-        raise ContainerConfigError(
-            f"container {name!r} would run as {account} ({uid}), who has an account on this machine: only the image names this "
-            "user; set securityContext.runAsUser"
-        )
-
-
-def _is_group(gid: int) -> bool:
-    """Whether it is a group of this machine: 0, which many images name, is wheel on a Mac."""
-    try:
-        grp.getgrgid(gid)
-    except KeyError:
-        return False
-    return True
 
 
 def _check_groups(name: str, uid: int, gid: int, groups: list[int], kubelet: KubeletUser) -> None:

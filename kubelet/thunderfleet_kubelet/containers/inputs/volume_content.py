@@ -13,6 +13,11 @@ Json = dict[str, Any]
 DEFAULT_MODE = 0o644
 DEFAULT_TOKEN_SECONDS = 3600
 TOKEN_MODE = 0o600
+MAX_BYTES = 64 * 1024**2
+"""Of all files that the kubelet writes for one pod. A pod may name the same ConfigMap of a megabyte thousands of times."""
+ENTRY_BYTES = 4096
+"""What a file, and each folder in its path, takes of the disk besides its content."""
+MAX_DEPTH = 64
 SUPPORTED = ("emptyDir", "hostPath", "configMap", "secret", "projected", "downwardAPI")
 WRITTEN = ("configMap", "secret", "projected", "downwardAPI")
 """The kinds of volumes whose files the kubelet writes and keeps current."""
@@ -87,11 +92,28 @@ def plan(volume: Json, pod: Json, sources: Sources, tokens: Mapping[TokenRequest
         if kind == "downwardAPI":
             return _downward(spec, pod, sources, mode)
         files: dict[str, File] = {}
+        size = 0
         for source in spec.get("sources") or []:
-            files |= _projected(source, pod, sources, tokens, mode)
+            more = _projected(source, pod, sources, tokens, mode)
+            size += size_of(more)
+            check_size(size)
+            files |= more
         return files
     except ContainerConfigError as error:
         raise VolumeError(f"volume {volume['name']!r}: {error}") from error
+
+
+def size_of(files: Mapping[str, File]) -> int:
+    """Bytes that the files take of the disk."""
+    return sum(len(file.data) + ENTRY_BYTES * (path.count("/") + 1) for path, file in files.items())
+
+
+def check_size(size: int) -> None:
+    """Raises ContainerConfigError for more bytes than the files of a pod may have."""
+    if size > MAX_BYTES:
+        raise ContainerConfigError(
+            f"ConfigMaps, Secrets and other files for this pod need more than {MAX_BYTES // 1024**2} MiB of the disk"
+        )
 
 
 def _projected(source: Json, pod: Json, sources: Sources, tokens: Mapping[TokenRequest, str], mode: int) -> dict[str, File]:
@@ -144,4 +166,6 @@ def _inside(path: str) -> str:
     parts = Path(path).parts
     if not parts or path.startswith("/") or ".." in parts or parts[0].startswith(".."):
         raise ContainerConfigError(f"path {path!r} must be relative and must not contain '..'")
+    if len(parts) > MAX_DEPTH:
+        raise ContainerConfigError(f"path {path[:80]!r}… has more than {MAX_DEPTH} parts")
     return path

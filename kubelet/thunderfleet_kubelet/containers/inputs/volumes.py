@@ -6,6 +6,7 @@ share a file system, and only their users separate them.
 """
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -30,7 +31,9 @@ def write_atomically(folder: Path, files: Mapping[str, File], owner: ContainerUs
     folder.mkdir(parents=True, exist_ok=True)
     os.chmod(folder, 0o755)
     link = folder / "..data"
-    if link.is_symlink() and _same(folder / os.readlink(link), files):
+    old = folder / os.readlink(link) if link.is_symlink() else None
+    _drop_leftovers(folder, {link, old})
+    if old is not None and _same(old, files):
         return False
     stamp = f"..{time.strftime('%Y_%m_%d_%H_%M_%S', time.gmtime())}.{time.time_ns() % 1_000_000_000}"
     fresh = folder / stamp
@@ -44,7 +47,6 @@ def write_atomically(folder: Path, files: Mapping[str, File], owner: ContainerUs
         target.touch(mode=0o600)
         target.write_bytes(file.data)
         _give(target, owner, (file.mode & 0o700) | 0o400)
-    old = folder / os.readlink(link) if link.is_symlink() else None
     _replace_link(link, stamp)
     tops = {Path(path).parts[0] for path in files}
     for top in tops:
@@ -56,6 +58,17 @@ def write_atomically(folder: Path, files: Mapping[str, File], owner: ContainerUs
     if old is not None and old != fresh:
         shutil.rmtree(old, ignore_errors=True)
     return True
+
+
+def _drop_leftovers(folder: Path, kept: set[Path | None]) -> None:
+    """Deletes what earlier calls that failed, or were killed, have left: each retry would add to it until the disk is full."""
+    for entry in folder.iterdir():
+        if not entry.name.startswith("..") or entry in kept:
+            continue
+        if entry.is_symlink():
+            entry.unlink()
+        else:
+            shutil.rmtree(entry)
 
 
 def _replace_link(link: Path, target: str) -> None:
@@ -123,13 +136,15 @@ def check_host_path(volume: Json) -> Path:
 
 OWNED = "owned-"
 """Prefix of the names of ``hostPath`` volumes whose folder the kubelet makes, and gives to the user of each next pod."""
+MAX_OWNED_DEPTH = 16
 
 
 def own_host_path(volume: Json, owners: set[ContainerUser]) -> str | None:
     """Creates the folder of an owned volume, and gives it to its only user. Returns why that failed, if it did.
 
     Everything below it that belonged to the previous user also goes to the new user, and nothing else: files of others that
-    are linked there stay theirs. Only the operator, agents and privileged namespaces may have hostPath volumes.
+    are linked there stay theirs. Only the operator, agents and privileged namespaces may have hostPath volumes, but the pods of
+    the operator run in namespaces of users, who can execute programs in them. Blocks, so run it in a thread.
     """
     path = Path(str(volume["hostPath"]["path"]))
     try:
@@ -148,14 +163,27 @@ def _hand_over(path: Path, owner: ContainerUser) -> None:
         if before == owner.uid:
             return
         if before != 0:
-            for _, folders, files, here in os.fwalk(".", dir_fd=top, follow_symlinks=False):
-                for name in (*folders, *files):
-                    if os.stat(name, dir_fd=here, follow_symlinks=False).st_uid == before:
-                        os.chown(name, owner.uid, owner.gid, dir_fd=here, follow_symlinks=False)
+            _hand_over_below(top, before, owner, MAX_OWNED_DEPTH)
         # Last, so that an interrupted change is continued.
         os.fchown(top, owner.uid, owner.gid)
     finally:
         os.close(top)
+
+
+def _hand_over_below(folder: int, before: int, owner: ContainerUser, depth: int) -> None:
+    """Gives what is in an open folder, and belongs to ``before``, to ``owner``. Each level needs a descriptor."""
+    if not depth:
+        raise OSError(errno.ELOOP, f"it is more than {MAX_OWNED_DEPTH} folders deep; delete it")
+    for name in os.listdir(folder):
+        about = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if about.st_uid == before:
+            os.chown(name, owner.uid, owner.gid, dir_fd=folder, follow_symlinks=False)
+        if stat.S_ISDIR(about.st_mode):
+            below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+            try:
+                _hand_over_below(below, before, owner, depth - 1)
+            finally:
+                os.close(below)
 
 
 def link_mounts(
@@ -209,7 +237,9 @@ def _link(sandbox: Path, mount_path: Path, target: Path) -> None:
 
 
 def _check_inside(place: Path, target: Path, mount: Json) -> None:
-    if ".." in target.relative_to(place).parts or not target.resolve().is_relative_to(place.resolve()):
+    # Not Path.resolve, which raises RuntimeError for links of a container that lead in a circle.
+    real, inside = Path(os.path.realpath(target)), Path(os.path.realpath(place))
+    if ".." in target.parts[len(place.parts) :] or not target.is_relative_to(place) or not real.is_relative_to(inside):
         raise ContainerConfigError(f"mount {mount['mountPath']!r}: subPath points outside volume {mount['name']!r}")
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _SCHEME = re.compile(r"\s*(Basic|Bearer)\b", re.IGNORECASE)
-_PARAMETER = re.compile(r'\s*,?\s*([A-Za-z_]+)\s*=\s*("(?:[^"\\]|\\.)*"|[^\s,"]+)')
+_PARAMETER = re.compile(r'\s*+(?:,\s*+)?([A-Za-z_]+)\s*=\s*("(?:[^"\\]|\\.)*"|[^\s,"]+)')
 MAX_HEADER = 4096
 
 

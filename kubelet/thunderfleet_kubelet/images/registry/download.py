@@ -46,11 +46,16 @@ class Hash(Protocol):
 
 
 class Downloads:
-    """Fetches blobs into ``blobs``, by way of ``partial``; both are folders of one file system."""
+    """Fetches blobs into ``blobs``, by way of ``partial``; both are folders of one file system.
+
+    What has come in belongs to its registry until it is verified: one that sends little, or other bytes, must not delay or
+    damage what another one sends.
+    """
 
     def __init__(self, blobs: Path, partial: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._blobs, self._partial, self._clock = blobs, partial, clock
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        """By registry and digest."""
 
     def file(self, blob: Blob) -> Path:
         """Where the blob is or will be."""
@@ -63,9 +68,9 @@ class Downloads:
         except OSError:
             return False
 
-    def missing_bytes(self, blob: Blob) -> int:
+    def missing_bytes(self, registry: Registry, blob: Blob) -> int:
         """How many bytes of the blob an earlier pull has not left here."""
-        return 0 if self.has(blob) else max(0, blob.size - _size(self._part(blob)))
+        return 0 if self.has(blob) else max(0, blob.size - _size(self._part(registry, blob)))
 
     def drop_damaged(self, blobs: Iterable[Blob]) -> int:
         """Deletes files whose content is no longer that of their digest. Returns how many. Reads them whole. Raises OSError."""
@@ -77,25 +82,26 @@ class Downloads:
                 found += 1
         return found
 
-    def _part(self, blob: Blob) -> Path:
-        return self._partial / blob.digest.partition(":")[2]
+    def _part(self, registry: Registry, blob: Blob) -> Path:
+        # ``digest_of`` takes the digest from its name.
+        return self._partial / f"{blob.digest.partition(':')[2]}.{hashlib.sha256(registry.origin.encode()).hexdigest()[:16]}"
 
     @property
     def busy(self) -> set[str]:
         """The digests of blobs that are being fetched."""
         # A traceback may keep a lock referenced that is no longer in use.
-        return {digest for digest, lock in self._locks.items() if lock.locked()}
+        return {digest for (_, digest), lock in self._locks.items() if lock.locked()}
 
     async def fetch(self, registry: Registry, blob: Blob, progress: Progress = lambda count: None) -> Path:
         """The file of the blob, which is fetched unless it is there. Raises PullError and OSError."""
-        lock = self._locks.setdefault(blob.digest, asyncio.Lock())
+        lock = self._locks.setdefault((registry.origin, blob.digest), asyncio.Lock())
         async with lock:
             if not self.has(blob):
                 await self._fetch(registry, blob, progress)
         return self.file(blob)
 
     async def _fetch(self, registry: Registry, blob: Blob, progress: Progress) -> None:
-        part = self._part(blob)
+        part = self._part(registry, blob)
         fruitless = 0
         for tries in range(1, MAX_TRIES + 1):
             before = _size(part)
@@ -211,6 +217,11 @@ class _Writer:
 def _check_room(folder: Path) -> None:
     if file_system(folder).available < SPARE_BYTES + ROOM_STEP:
         raise PullError(f"less than {SPARE_BYTES // 1024**2} MiB would stay free on the disk of {folder.parent}")
+
+
+def digest_of(file: Path) -> str:
+    """The digest of a file in ``blobs`` or ``partial``, from its name."""
+    return f"sha256:{file.name.partition('.')[0]}"
 
 
 def _size(file: Path) -> int:

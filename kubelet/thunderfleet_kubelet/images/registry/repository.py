@@ -42,6 +42,11 @@ class Registry:
         self._requests = requests
         self._reference = reference
 
+    @property
+    def origin(self) -> str:
+        """Scheme and host of the registry."""
+        return str(self._requests.origin)
+
     async def manifest(self, target: str) -> tuple[bytes, str, str]:
         """The manifest or index of a tag or digest: content, media type and digest. Raises PullError."""
         path = f"/v2/{self._reference.repository}/manifests/{target}"

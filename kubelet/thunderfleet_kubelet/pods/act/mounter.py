@@ -1,5 +1,6 @@
 """Sets up the volumes of one pod and keeps their content current."""
 
+import asyncio
 import contextlib
 import logging
 import random
@@ -11,7 +12,16 @@ from thunderfleet_lib.kube import ApiError, Json
 from thunderfleet_kubelet.containers.errors import ContainerConfigError, ImageError, VolumeError
 from thunderfleet_kubelet.containers.inputs import volumes
 from thunderfleet_kubelet.containers.inputs.user import ContainerUser
-from thunderfleet_kubelet.containers.inputs.volume_content import WRITTEN, File, kind_of, plan, references, volumes_of
+from thunderfleet_kubelet.containers.inputs.volume_content import (
+    WRITTEN,
+    File,
+    check_size,
+    kind_of,
+    plan,
+    references,
+    size_of,
+    volumes_of,
+)
 from thunderfleet_kubelet.pods.context import PodContext
 from thunderfleet_kubelet.pods.decide.podspec import all_containers
 
@@ -49,7 +59,7 @@ class Mounter:
             return
         try:
             await self._write()
-        except (VolumeError, ApiError, OSError) as error:
+        except (VolumeError, ContainerConfigError, ApiError, OSError) as error:
             if self.ready:
                 # The mounted files stay: a running pod must not depend on the API server.
                 log.info("%s: volumes not updated: %s", self._context.key, error)
@@ -94,11 +104,11 @@ class Mounter:
             token: (await context.services.objects.token(context.pod, token.audience, token.seconds)).text
             for token in sorted(needed.tokens, key=lambda item: (item.audience, item.seconds))
         }
-        users = self._users()
+        users, size = self._users(), 0
         for volume in volumes_of(context.pod):
             kind, owners = kind_of(volume), users.get(str(volume["name"])) or set()
             if kind == "hostPath" and str(volume["name"]).startswith(volumes.OWNED):
-                problem = volumes.own_host_path(volume, owners)
+                problem = await asyncio.to_thread(volumes.own_host_path, volume, owners)
                 if problem is not None:
                     # Some pods work without the folder, so the kubelet does not stop them.
                     context.event("Warning", "FailedMount", problem)
@@ -107,7 +117,11 @@ class Mounter:
             elif kind == "emptyDir":
                 volumes.make_empty(context.folder.empty(str(volume["name"])), owners)
             else:
-                self._write_files(volume, plan(volume, context.pod, sources, tokens), owners)
+                files = plan(volume, context.pod, sources, tokens)
+                size += size_of(files) * len({owner.uid for owner in owners})
+                check_size(size)
+                # Up to thousands of files, which are compared again every minute.
+                await asyncio.to_thread(self._write_files, volume, files, owners)
 
     def _write_files(self, volume: Json, files: dict[str, File], owners: set[ContainerUser]) -> None:
         for owner in {item.uid: item for item in owners}.values():

@@ -1,5 +1,6 @@
 """Starts containers: prepares environment, user, mounts and sandbox, then hands over to the shim."""
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -31,6 +32,7 @@ class _Asker:
         self._starter, self._start = starter, start
         self._context = starter.context
         self.key = (self._context.uid, start.container, start.number)
+        self.namespace = str(self._context.pod["metadata"]["namespace"])
 
     def event(self, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None:
         """Records an Event about the container."""
@@ -86,7 +88,8 @@ class Starter:
         image = context.image_for(container, _Asker(self, start))
         owner = context.user(container, image)
         sources = await context.sources(*environment.references([container]))
-        sandbox = context.containers.make_sandbox(name, start.number)
+        # The container chooses how many files of its last attempt have to be deleted.
+        sandbox = await asyncio.to_thread(context.containers.make_sandbox, name, start.number)
         variables = environment.build(context.pod, container, image, sandbox, sources)
         if container.get("tty"):
             variables.setdefault("TERM", "xterm")

@@ -217,17 +217,11 @@ def _port_conflict(pod: Json, active: list[Json], node_name: str) -> Rejection |
     return None
 
 
-def _named_users(pod: Json) -> set[int]:
-    """The users other than root that the spec names."""
-    contexts = [pod["spec"].get("securityContext"), *(item.get("securityContext") for item in all_containers(pod))]
-    return {int(one["runAsUser"]) for one in contexts if one and one.get("runAsUser")}
-
-
 def _user_conflict(pod: Json, active: list[Json]) -> Rejection | None:
     """Two namespaces must not share a user: its processes can read each other's memory and environment."""
-    users = _named_users(pod)
+    users = podspec.named_users(pod)
     for other in active:
-        shared = users & _named_users(other)
+        shared = users & podspec.named_users(other)
         if shared and other["metadata"]["namespace"] != pod["metadata"]["namespace"]:
             # Another namespace's pod is not named: the author of this pod may not be allowed to see it.
             return "UserInUse", (

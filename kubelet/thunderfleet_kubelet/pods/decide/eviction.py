@@ -24,17 +24,19 @@ class Usage:
     """Bytes on disk of one pod: ``volumes``: its emptyDirs by name. ``containers``: sandbox and logs by name.
 
     ``logs``: the part of ``containers`` that is logs. ``unknown``: the pod has too many files to be measured in time.
+    ``elsewhere``: the files of its users in folders that all users can write; measured only when the disk is too full.
     """
 
     volumes: Mapping[str, int] = field(default_factory=dict)
     containers: Mapping[str, int] = field(default_factory=dict)
     logs: Mapping[str, int] = field(default_factory=dict)
     unknown: bool = False
+    elsewhere: int = 0
 
     @property
     def total(self) -> int:
-        """The sum of volumes and containers."""
-        return sum(self.volumes.values()) + sum(self.containers.values())
+        """The sum of all."""
+        return sum(self.volumes.values()) + sum(self.containers.values()) + self.elsewhere
 
 
 def has_limits(pod: Json) -> bool:

@@ -53,6 +53,12 @@ def is_sidecar(container: Json) -> bool:
     return bool(container.get("restartPolicy") == "Always")
 
 
+def named_users(pod: Json) -> set[int]:
+    """The users other than root that the spec names."""
+    contexts = [pod["spec"].get("securityContext"), *(item.get("securityContext") for item in all_containers(pod))]
+    return {int(one["runAsUser"]) for one in contexts if one and one.get("runAsUser")}
+
+
 def runs_one_at_a_time(pod: Json) -> bool:
     """Whether no two containers of the pod ever run at the same time."""
     return len(main_containers(pod)) == 1 and not sidecars(pod)

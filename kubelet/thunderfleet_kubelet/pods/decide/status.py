@@ -12,6 +12,9 @@ from thunderfleet_kubelet.timestamps import format_time
 Json = dict[str, Any]
 
 
+MESSAGE_CHARACTERS = 4096
+"""Of a container's state. With a longer one, such as one that has a whole PATH, the API server might refuse the status, and a
+pod without its last status is never deleted."""
 _FAILED = (Ending.DEADLINE, Ending.EVICTED, Ending.SHUTDOWN)
 """After these a pod has failed, whatever its exit codes are."""
 
@@ -228,7 +231,7 @@ class _ContainerStatuses:
 
 
 def _waiting_state(reason: str, message: str = "") -> Json:
-    return {"waiting": {"reason": reason} | ({"message": message} if message else {})}
+    return {"waiting": {"reason": reason} | ({"message": message[:MESSAGE_CHARACTERS]} if message else {})}
 
 
 def terminated_state(attempt: Attempt) -> Json:
@@ -245,5 +248,5 @@ def terminated_state(attempt: Attempt) -> Json:
     if attempt.signal:
         state["signal"] = attempt.signal
     if attempt.message:
-        state["message"] = attempt.message
+        state["message"] = attempt.message[:MESSAGE_CHARACTERS]
     return state
