@@ -22,5 +22,6 @@ timestamps  ages of timestamps from clocks that may be wrong
 """
 
 from thunderfleet_lib import clientparts
+from thunderfleet_lib.net import aiohttpcontexts
 
-__all__ = ["clientparts"]
+__all__ = ["aiohttpcontexts", "clientparts"]
