@@ -11,7 +11,8 @@ import zlib
 from collections.abc import Container
 from typing import Any, NamedTuple
 
-from thunderfleet_crds.exchange.plan import PLAN_BYTES, PLAN_KEY
+from thunderfleet_crds.exchange.mounts import PLAN_KEY
+from thunderfleet_crds.exchange.plan import PLAN_BYTES
 from thunderfleet_crds.names import ANNOTATION_HASH, ANNOTATION_REASON, ANNOTATION_SIGNATURE, GROUP, MODELCACHE_KIND
 from thunderfleet_lib.csr.names import NODE_PREFIX
 from thunderfleet_lib.csr.parse import REQUEST_BYTES
