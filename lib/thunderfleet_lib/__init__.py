@@ -3,6 +3,7 @@
 backoff     exponential back-off with limit and jitter
 clientparts  parts of the official Kubernetes client that are loaded when they are used
 clock       clocks that count sleep
+collector   keeps the garbage collector from the modules that a program imports
 csr         certificate requests of kubelets: parser and rules
 eventlimit  a bound on the Events about one object; pure
 helpformat  the format of ``--help``

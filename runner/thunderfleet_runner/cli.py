@@ -14,7 +14,7 @@ from pathlib import Path
 
 from thunderfleet_crds.exchange.mounts import API_KEY_FOLDER, KEYS_FOLDER, PLAN_FOLDER, PLAN_KEY
 from thunderfleet_crds.names import MAX_WORLD_SIZE
-from thunderfleet_lib import logs
+from thunderfleet_lib import collector, logs
 from thunderfleet_lib.helpformat import HelpFormatter
 from thunderfleet_lib.host.sandbox import mounted
 
@@ -116,11 +116,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     logs.set_up("runner", arguments.log_level, arguments.log_format if arguments.command in IN_PODS else logs.Format.TEXT)
     match arguments.command:
         case "serve":
-            from thunderfleet_runner import serving
+            with collector.paused():
+                from thunderfleet_runner import serving
 
             return serving.main(arguments)
         case "size":
-            from thunderfleet_runner.sizing import command
+            with collector.paused():
+                from thunderfleet_runner.sizing import command
 
             return command.main(arguments.path, tuple(arguments.world_sizes))
         case "resolve" | "download" | "quantize":
