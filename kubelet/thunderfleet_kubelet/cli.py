@@ -183,6 +183,7 @@ async def _join(arguments: argparse.Namespace) -> bool:
 async def _run(arguments: argparse.Namespace) -> None:
     from thunderfleet_kubelet import configprocess
     from thunderfleet_kubelet.bootstrap import identity as identities
+    from thunderfleet_kubelet.bootstrap.certificates import read_ahead
     from thunderfleet_kubelet.bootstrap.errors import JoinError, join_again
     from thunderfleet_kubelet.singleton import only_one
 
@@ -196,7 +197,7 @@ async def _run(arguments: argparse.Namespace) -> None:
     config_file = arguments.config.resolve() if arguments.config else known.config_file
     # While processes read certificates and settings, this one imports the rest.
     with ThreadPoolExecutor(2) as readers:
-        readers.submit(identities.read_ahead, known)
+        readers.submit(read_ahead, (known.client, known.serving))
         # The host name may have changed since; the Node's name has not.
         reading = readers.submit(configprocess.load, config_file, known.node_name)
         with collector.paused():
