@@ -22,7 +22,12 @@ rdma        RDMA over Thunderbolt: parsers and the table of rules
 timestamps  ages of timestamps from clocks that may be wrong
 """
 
+import os
+
 from thunderfleet_lib import clientparts
 from thunderfleet_lib.net import aiohttpcontexts
 
 __all__ = ["aiohttpcontexts", "clientparts"]
+
+# For its first model, Pydantic would search the metadata of all installed packages for plugins, of which our programs use none.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")

@@ -73,6 +73,13 @@ def test_no_program_of_every_mac_keeps_a_library_that_it_needs_now_and_then(modu
     assert found & rare == set()
 
 
+@pytest.mark.parametrize("module", ["thunderfleet_runner.serving", "thunderfleet_kubelet.configfile"])
+def test_no_program_searches_all_packages_for_plugins_of_pydantic(module: str) -> None:
+    code = f"import {module}\nfrom pydantic.plugin import _loader\nprint(_loader._plugins)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "None"
+
+
 PACKAGE = """
 import runs
 runs.count += 1
