@@ -18,11 +18,6 @@ from thunderfleet_crds.weights.parts import MAX_PARTS, WeightFile, numbers
 if TYPE_CHECKING:
     from thunderfleet_crds.kinds.nodeprofile import Model
 
-STORE_FOLDER: Final = "/store"
-"""Mount path of the Mac's model store in a pod that downloads."""
-STAGING_FOLDER: Final = "/staging"
-"""Mount path of the folder in which the pod leaves files, each under its hash once it is complete."""
-TOKEN_FOLDER: Final = "/token"
 TOKEN_KEY: Final = "token"
 """The key of the Secret, and the name of the file."""
 URI_HOSTS: Final = "THUNDERFLEET_URI_HOSTS"

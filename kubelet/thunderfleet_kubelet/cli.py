@@ -14,7 +14,7 @@ from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-from thunderfleet_lib import logs
+from thunderfleet_lib import collector, logs
 from thunderfleet_lib.helpformat import HelpFormatter
 
 DEFAULT_ROOT = "/var/lib/thunderfleet/kubelet"
@@ -183,6 +183,7 @@ async def _join(arguments: argparse.Namespace) -> bool:
 async def _run(arguments: argparse.Namespace) -> None:
     from thunderfleet_kubelet import configprocess
     from thunderfleet_kubelet.bootstrap import identity as identities
+    from thunderfleet_kubelet.bootstrap.certificates import read_ahead
     from thunderfleet_kubelet.bootstrap.errors import JoinError, join_again
     from thunderfleet_kubelet.singleton import only_one
 
@@ -196,10 +197,11 @@ async def _run(arguments: argparse.Namespace) -> None:
     config_file = arguments.config.resolve() if arguments.config else known.config_file
     # While processes read certificates and settings, this one imports the rest.
     with ThreadPoolExecutor(2) as readers:
-        readers.submit(identities.read_ahead, known)
+        readers.submit(read_ahead, (known.client, known.serving))
         # The host name may have changed since; the Node's name has not.
         reading = readers.submit(configprocess.load, config_file, known.node_name)
-        from thunderfleet_kubelet import app
+        with collector.paused():
+            from thunderfleet_kubelet import app
     config = reading.result()
     identity = identities.usable_identity(root, None, config.node_name)
     if identity is None:
@@ -248,11 +250,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"thunderfleet-kubelet: cannot write the log to {arguments.log_file}: {error.strerror}", file=sys.stderr)
         return 1
     # Imported late, so that --help is fast.
-    from thunderfleet_lib.kube import ApiError
+    with collector.paused():
+        from thunderfleet_lib.kube import ApiError
 
-    from thunderfleet_kubelet.bootstrap.certificates import CertificateError
-    from thunderfleet_kubelet.bootstrap.errors import JoinError, UsageError
-    from thunderfleet_kubelet.config import ConfigError
+        from thunderfleet_kubelet.bootstrap.certificates import CertificateError
+        from thunderfleet_kubelet.bootstrap.errors import JoinError, UsageError
+        from thunderfleet_kubelet.config import ConfigError
 
     try:
         if arguments.command == "run":

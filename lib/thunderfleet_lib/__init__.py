@@ -3,6 +3,7 @@
 backoff     exponential back-off with limit and jitter
 clientparts  parts of the official Kubernetes client that are loaded when they are used
 clock       clocks that count sleep
+collector   keeps the garbage collector from the modules that a program imports
 csr         certificate requests of kubelets: parser and rules
 eventlimit  a bound on the Events about one object; pure
 helpformat  the format of ``--help``
@@ -21,6 +22,12 @@ rdma        RDMA over Thunderbolt: parsers and the table of rules
 timestamps  ages of timestamps from clocks that may be wrong
 """
 
-from thunderfleet_lib import clientparts
+import os
 
-__all__ = ["clientparts"]
+from thunderfleet_lib import clientparts
+from thunderfleet_lib.net import aiohttpcontexts
+
+__all__ = ["aiohttpcontexts", "clientparts"]
+
+# For its first model, Pydantic would search the metadata of all installed packages for plugins, of which our programs use none.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")

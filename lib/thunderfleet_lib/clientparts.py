@@ -6,12 +6,17 @@ We use its asyncio transport, kubeconfig and quantities. The other parts become 
 
 import sys
 from collections.abc import Sequence
-from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import LazyLoader
 from threading import RLock
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
+else:
+    # Every program imports this module, and few need the twenty modules that `importlib.abc` imports.
+    Loader = object
 
 PARTS = frozenset(
     f"kubernetes.{part}"

@@ -11,7 +11,7 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from thunderfleet_lib import logs
+from thunderfleet_lib import collector, logs
 from thunderfleet_lib.helpformat import HelpFormatter
 
 LISTEN_PORT = 9440
@@ -262,13 +262,14 @@ async def _inspect(arguments: argparse.Namespace) -> int:
 
 
 async def _run(arguments: argparse.Namespace) -> int:
-    from thunderfleet_lib.host.sandbox import mounted
+    with collector.paused():
+        from thunderfleet_lib.host.sandbox import mounted
 
-    from thunderfleet_agent.agent import run
-    from thunderfleet_agent.copies.controller import Limits
-    from thunderfleet_agent.measure.schedule import settings
-    from thunderfleet_agent.observe.models import hub_caches
-    from thunderfleet_agent.rounds import AgentSettings
+        from thunderfleet_agent.agent import run
+        from thunderfleet_agent.copies.controller import Limits
+        from thunderfleet_agent.measure.schedule import settings
+        from thunderfleet_agent.observe.models import hub_caches
+        from thunderfleet_agent.rounds import AgentSettings
 
     if not arguments.node_name or not arguments.host_ip:
         print("thunderfleet-agent run: set --node-name and --host-ip (or $NODE_NAME and $HOST_IP)", file=sys.stderr)

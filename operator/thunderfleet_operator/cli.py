@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from thunderfleet_lib import logs
+from thunderfleet_lib import collector, logs
 from thunderfleet_lib.helpformat import HelpFormatter
 
 from thunderfleet_operator.decide.placing.ports import PortRange, PortSettings
@@ -164,11 +164,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return command.run(arguments)
     logs.set_up("operator", arguments.log_level, arguments.log_format)
     # Imported here so that --help does not wait for kopf.
-    from thunderfleet_operator.app import Configuration, run
-    from thunderfleet_operator.decide.deployment import Settings
-    from thunderfleet_operator.decide.manifests import PodSettings
-    from thunderfleet_operator.decide.weights.manifests import HubSettings, UriSettings
-    from thunderfleet_operator.watch.leader import Identity
+    with collector.paused():
+        from thunderfleet_operator.app import Configuration, run
+        from thunderfleet_operator.decide.deployment import Settings
+        from thunderfleet_operator.decide.manifests import PodSettings
+        from thunderfleet_operator.decide.weights.manifests import HubSettings, UriSettings
+        from thunderfleet_operator.watch.leader import Identity
 
     lasting, ring = arguments.ports, arguments.ring_ports
     if lasting.first <= ring.last and ring.first <= lasting.last:

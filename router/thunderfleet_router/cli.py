@@ -11,10 +11,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from thunderfleet_lib import logs
+from thunderfleet_lib import collector, logs
 from thunderfleet_lib.helpformat import HelpFormatter
 from thunderfleet_lib.host.sandbox import mounted
-from thunderfleet_lib.kube import Kube
 from thunderfleet_lib.net import listener
 
 PORT = 4141
@@ -98,8 +97,11 @@ def aliases_of(file: Path | None) -> dict[str, str]:
 
 
 async def _serve(arguments: argparse.Namespace) -> int:
-    from thunderfleet_router.app import Options, Router
-    from thunderfleet_router.http.exchange import Settings
+    with collector.paused():
+        from thunderfleet_lib.kube import Kube
+
+        from thunderfleet_router.app import Options, Router
+        from thunderfleet_router.http.exchange import Settings
 
     log = logging.getLogger(__name__)
     listener.allow_descriptors()

@@ -1,6 +1,7 @@
 """One pod of a served model: a supervisor that never blocks, and the rank process that it owns.
 
 cli         the command line: ``serve``, ``capabilities``, ``size``, ``resolve``, ``download``
+serving     the command ``serve``: reads the plan, runs the supervisor
 supervisor  the container's process; assembles one pod from the packages below
 group       forming a group, supervising its ranks, recovering from failures
 api         the OpenAI gateway of rank 0, and what generates load by itself

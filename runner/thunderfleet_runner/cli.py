@@ -1,29 +1,24 @@
 """``thunderfleet-runner``: ``serve`` runs in a runner pod; the agent calls ``size`` and ``capabilities``.
 
-The latter two import MLX only when they run, so that ``serve`` does not import it.
+Each command imports what it needs when it runs: ``serve`` without MLX, and ``capabilities``, which every agent calls when it
+starts, without Pydantic.
 """
 
 import argparse
-import asyncio
-import contextlib
 import logging
 import os
-import ssl
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
-from thunderfleet_crds.exchange.group import TERMINATION_LOG, LastWords
-from thunderfleet_crds.exchange.plan import API_KEY_FOLDER, KEYS_FOLDER, PLAN_FOLDER, PLAN_KEY, Plan
+from thunderfleet_crds.exchange.mounts import API_KEY_FOLDER, KEYS_FOLDER, PLAN_FOLDER, PLAN_KEY
 from thunderfleet_crds.names import MAX_WORLD_SIZE
-from thunderfleet_lib import logs
+from thunderfleet_lib import collector, logs
 from thunderfleet_lib.helpformat import HelpFormatter
 from thunderfleet_lib.host.sandbox import mounted
 
-from thunderfleet_runner.faults import Fault
-from thunderfleet_runner.hub import command as fetching
+from thunderfleet_runner.hub import arguments as fetching
 
 log = logging.getLogger(__name__)
 
@@ -115,81 +110,25 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _serve(arguments: argparse.Namespace) -> int:
-    from thunderfleet_runner.supervisor import Blocked, SupervisorSettings, api_keys, serve
-
-    if not arguments.pod or not arguments.node:
-        log.error("set --pod and --node (or POD_NAME and NODE_NAME) to this pod and its node")
-        return 2
-    try:
-        plan = Plan.model_validate_json(arguments.plan.read_text(encoding="utf-8"))
-        settings = SupervisorSettings(
-            plan=plan,
-            pod=arguments.pod,
-            node=arguments.node,
-            keys_folder=arguments.keys,
-            state_folder=arguments.state_folder / f"{plan.uid}-{plan.index}-{arguments.pod}",
-            api_keys=api_keys(arguments.api_keys),
-            jaccl_environment=arguments.jaccl_environment,
-        )
-        logs.always(
-            namespace=plan.namespace,
-            deployment=plan.deployment,
-            group=plan.index,
-            epoch=plan.epoch,
-            rank=settings.rank,
-            node=arguments.node,
-            pod=arguments.pod,
-        )
-        settings.check()
-    except ValidationError as error:
-        log.error("%s is not a valid plan: %s", arguments.plan, " ".join(str(error).split()))
-        return 2
-    except Blocked as error:
-        return _blocked(error.fault)
-    except (OSError, ValueError) as error:
-        log.error("%s", error)
-        return 2
-    try:
-        asyncio.run(serve(settings))
-    except ssl.SSLError as error:
-        log.error("cannot use the keys in %s: %s", arguments.keys, error)
-        return 2
-    except Blocked as error:
-        return _blocked(error.fault)
-    except OSError as error:
-        log.error("%s", error)
-        return 1
-    return 0
-
-
-def _blocked(fault: Fault) -> int:
-    log.error("%s", fault.message)
-    _write_termination_message(LastWords(fault.fault, fault.reason, fault.message))
-    return 1
-
-
-def _write_termination_message(words: LastWords) -> None:
-    """Writes the pod's termination message; outside a pod there is no such file, and none is created."""
-    path = mounted(TERMINATION_LOG)
-    with contextlib.suppress(OSError):
-        if path.is_file():
-            path.write_text(words.text, encoding="utf-8")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the program. Returns its exit code: 0 success, 1 failure, 2 invalid usage or input."""
     arguments = _parser().parse_args(argv)
     logs.set_up("runner", arguments.log_level, arguments.log_format if arguments.command in IN_PODS else logs.Format.TEXT)
     match arguments.command:
         case "serve":
-            return _serve(arguments)
+            with collector.paused():
+                from thunderfleet_runner import serving
+
+            return serving.main(arguments)
         case "size":
-            from thunderfleet_runner.sizing import command
+            with collector.paused():
+                from thunderfleet_runner.sizing import command
 
             return command.main(arguments.path, tuple(arguments.world_sizes))
         case "resolve" | "download" | "quantize":
-            return fetching.main(arguments)
+            from thunderfleet_runner.hub import command as fetch
+
+            return fetch.main(arguments)
         case _:
             from thunderfleet_runner.rank import capabilities
 

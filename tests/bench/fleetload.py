@@ -20,7 +20,8 @@ from typing import Any
 
 from aiohttp import web
 from thunderfleet_crds.exchange.group import DRAIN_PATH, STATE_PATH, WAIT_LIMIT_SECONDS
-from thunderfleet_crds.exchange.plan import PLAN_KEY, Plan
+from thunderfleet_crds.exchange.mounts import PLAN_KEY
+from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_crds.names import LABEL_MANAGED_BY, MANAGED_BY
 from thunderfleet_lib.kube import ApiError, Kube
 

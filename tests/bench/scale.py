@@ -22,7 +22,8 @@ from typing import Any, TypeVar
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 from thunderfleet_agent.publish.publisher import LINKS, PROFILES
-from thunderfleet_crds.exchange.plan import PLAN_KEY, Plan
+from thunderfleet_crds.exchange.mounts import PLAN_KEY
+from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_crds.kinds.thunderboltlink import link_name
 from thunderfleet_crds.names import LABEL_MANAGED_BY, MANAGED_BY
 from thunderfleet_lib.kube import ApiError, Kube

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
-from thunderfleet_crds.exchange.plan import KEYS_FOLDER
+from thunderfleet_crds.exchange.mounts import KEYS_FOLDER
 from thunderfleet_lib.quantity import to_bytes
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.models import tinymodel

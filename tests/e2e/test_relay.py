@@ -6,7 +6,8 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from thunderfleet_crds.exchange.plan import PLAN_KEY, Plan
+from thunderfleet_crds.exchange.mounts import PLAN_KEY
+from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_localcluster.models import tinymodel
 
 from tests.support.api import OURS

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 from kubernetes.aio.config.config_exception import ConfigException
+from thunderfleet_lib.host.privatefiles import write_private
 from thunderfleet_lib.kube import ApiError, Kube
-from thunderfleet_lib.net.tls import write_private
 
 from thunderfleet_controlplane.balancer.proxy import Pool
 from thunderfleet_controlplane.balancer.servers import CONFIG_MAP, FILE_BYTES, SLICE, ApiServer, from_text, to_text, told

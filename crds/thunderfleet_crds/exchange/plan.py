@@ -13,17 +13,8 @@ from pydantic.alias_generators import to_camel
 from thunderfleet_crds.names import MAX_RANKS
 from thunderfleet_crds.vocabulary import Backend, PlacedSplit, Split, Verify, WiredLimit
 
-PLAN_KEY = "plan.json"
 PLAN_BYTES = 256 * 1024
 """Maximum size of a plan. The largest plan that the operator makes is smaller."""
-PLAN_FOLDER = "/etc/thunderfleet/plan"
-"""Mount path of the plan's ConfigMap in a runner pod."""
-KEYS_FOLDER = "/etc/thunderfleet/keys"
-"""Mount path of the group's Secret in a runner pod: ``tls.crt`` and ``tls.key`` (PEM)."""
-API_KEY_FOLDER = "/etc/thunderfleet/api-key"
-"""Mount path of the Secret ``spec.server.apiKeySecret``; each value in it is an accepted key."""
-MODEL_FOLDER = "/model"
-"""Mount path of the model's folder (a hostPath) in a runner pod."""
 GROUP_TLS_NAME = "group.thunderfleet.io"
 """DNS name in the group's certificate, which both sides of every connection within a group present and verify."""
 

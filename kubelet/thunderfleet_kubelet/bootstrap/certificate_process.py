@@ -3,11 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
+from typing import Any
 
 from thunderfleet_kubelet import oneoff
 
 _WORK = "thunderfleet_kubelet.bootstrap.certificate_work"
+_KEPT = 16
+"""Enough for both certificates and some successors of each."""
+_Pair = tuple[bytes, bytes]
+_known: dict[_Pair, dict[str, Any]] = {}
 
 
 class CertificateError(Exception):
@@ -34,11 +38,22 @@ def new_request(node: str, addresses: Sequence[str] = ()) -> tuple[bytes, bytes]
     return made["key"].encode(), made["request"].encode()
 
 
-# Enough for both certificates and some successors of each.
-@lru_cache(maxsize=16)
+def read(pairs: Sequence[_Pair]) -> list[dict[str, Any]]:
+    """What certificates say, or a ``problem``. One process reads all pairs (of key and certificate, PEM) that are new."""
+    known = {pair: _known[pair] for pair in pairs if pair in _known}
+    if new := [pair for pair in pairs if pair not in known]:
+        order = [[part.decode("latin-1") for part in pair] for pair in new]
+        said: list[dict[str, Any]] = oneoff.done(_WORK, {"work": "say", "pairs": order})["say"]
+        known |= zip(new, said, strict=True)
+        _known.update(known)
+    for old in list(_known)[:-_KEPT]:
+        _known.pop(old, None)
+    return [known[pair] for pair in pairs]
+
+
 def facts(key: bytes, certificate: bytes) -> Facts:
     """The contents of the first certificate (PEM). Raises BadPair."""
-    said = oneoff.done(_WORK, {"work": "says", "key": key.decode("latin-1"), "certificate": certificate.decode("latin-1")})
+    (said,) = read([(key, certificate)])
     if "problem" in said:
         raise BadPair(said["problem"])
     starts, ends = (datetime.fromtimestamp(said[name], UTC) for name in ("starts", "ends"))

@@ -31,8 +31,15 @@ def signing_request(key: bytes, node: str, addresses: Sequence[str] = ()) -> byt
 def says(key: bytes, certificate: bytes) -> dict[str, Any]:
     """The contents of the first certificate, as JSON values; times in seconds since the Unix epoch.
 
-    Raises ValueError if one of the two cannot be read, or if they do not match.
+    Only a ``problem`` if one of the two cannot be read, or if they do not match.
     """
+    try:
+        return _says(key, certificate)
+    except ValueError as error:
+        return {"problem": str(error)}
+
+
+def _says(key: bytes, certificate: bytes) -> dict[str, Any]:
     private, leaf = serialization.load_pem_private_key(key, None), x509.load_pem_x509_certificate(certificate)
     encoding = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     if private.public_key().public_bytes(*encoding) != leaf.public_key().public_bytes(*encoding):
@@ -67,7 +74,7 @@ def ends(certificates: Sequence[str]) -> list[float | str]:
 
 
 def answer(order: dict[str, Any]) -> dict[str, Any]:
-    """Does the ``work`` of an order: ``request``, ``ends`` or ``says``. ``problem`` in the answer: why it cannot be done."""
+    """Does the ``work`` of an order: ``request``, ``ends`` or ``say``."""
     match order["work"]:
         case "request":
             key = new_key()
@@ -75,10 +82,7 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
         case "ends":
             return {"ends": ends(order["certificates"])}
         case _:
-            try:
-                return says(order["key"].encode("latin-1"), order["certificate"].encode("latin-1"))
-            except ValueError as error:
-                return {"problem": str(error)}
+            return {"say": [says(key.encode("latin-1"), text.encode("latin-1")) for key, text in order["pairs"]]}
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ One file, so that key and certificate always match. Approvers compare requests w
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import ipaddress
 import logging
@@ -167,8 +168,29 @@ def usable(pair: Pair, node: str, now: datetime, addresses: Sequence[str] = ()) 
     return {str(ipaddress.ip_address(address)) for address in addresses} <= set(facts.addresses)
 
 
+def read_ahead(files: Sequence[Path]) -> None:
+    """Has one process read all these pairs, so that later calls find their contents. Those calls report problems."""
+    pairs = []
+    for file in files:
+        with contextlib.suppress(CertificateError, OSError):
+            pairs.append(_held(file))
+    certificate_process.read([(pair.key, pair.certificate) for pair in pairs if pair is not None])
+
+
 def read_pair(file: Path) -> Pair | None:
     """The pair in ``file``; None if there is no file. Raises CertificateError for other content."""
+    pair = _held(file)
+    if pair is None:
+        return None
+    try:
+        _ = pair.facts
+    except BadPair as error:
+        raise CertificateError(f"{file}: {error}; delete it and {join_again()}") from None
+    return pair
+
+
+def _held(file: Path) -> Pair | None:
+    """The same, without a look into the certificate."""
     try:
         text = file.read_bytes()
     except FileNotFoundError:
@@ -176,9 +198,4 @@ def read_pair(file: Path) -> Pair | None:
     mark = text.find(b"-----BEGIN CERTIFICATE-----")
     if mark <= 0 or b"PRIVATE KEY-----" not in text[:mark]:
         raise CertificateError(f"{file}: no key and certificate found; delete it and {join_again()}")
-    pair = Pair(text[:mark], text[mark:])
-    try:
-        _ = pair.facts
-    except BadPair as error:
-        raise CertificateError(f"{file}: {error}; delete it and {join_again()}") from None
-    return pair
+    return Pair(text[:mark], text[mark:])

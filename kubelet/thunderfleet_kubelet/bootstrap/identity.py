@@ -1,6 +1,5 @@
 """The identity of a node that has joined: server, name and certificates in one folder."""
 
-import contextlib
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -10,7 +9,7 @@ from thunderfleet_lib.host.privatefiles import write_private
 from thunderfleet_lib.kube import Kube
 
 from thunderfleet_kubelet.bootstrap.arguments import Server
-from thunderfleet_kubelet.bootstrap.certificates import CertificateError, Pair, read_pair, usable
+from thunderfleet_kubelet.bootstrap.certificates import Pair, read_pair, usable
 from thunderfleet_kubelet.bootstrap.errors import JoinError, join_again
 
 
@@ -41,13 +40,6 @@ class NodeIdentity:
     def kube(self) -> Kube:
         """A new client with the credentials on disk."""
         return Kube.with_files(self.server, self.ca, certificate=self.client, key=self.client)
-
-
-def read_ahead(identity: NodeIdentity) -> None:
-    """Has a process read the certificates, so that later calls find their contents. Those calls report problems."""
-    for file in (identity.client, identity.serving):
-        with contextlib.suppress(CertificateError, OSError):
-            read_pair(file)
 
 
 def identity_folder(root: Path) -> Path:

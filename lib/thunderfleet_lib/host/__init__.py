@@ -4,6 +4,7 @@ descriptors  how many more files and connections a process can open
 gpu_memory  how much memory the GPU of a Mac may use
 hostcmd  runs commands of this machine, with limits on time and output
 interfaces  addresses of a Mac, from what `route` and `ifconfig` print
+mlx_memory  prints how much memory of this Mac the GPU may use, as MLX reports it
 parsing  parsers of command output: errors, bounds, checks
 privatefiles  files that only their owner reads
 privilege  what root may take over from its caller: environment, commands, files

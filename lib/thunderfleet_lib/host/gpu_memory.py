@@ -1,8 +1,7 @@
 """How much memory the GPU of a Mac may use.
 
 Metal has the answer (``recommendedMaxWorkingSetSize``), and MLX passes it on. The share that macOS allows differs between
-versions and sizes of Macs: 107.5 GiB of 128 GiB, 48 GiB of 64 GiB. ``python -m thunderfleet_lib.host.gpu_memory`` prints what
-MLX reports; it is a program of its own because a GPU driver may hang or crash.
+versions and sizes of Macs: 107.5 GiB of 128 GiB, 48 GiB of 64 GiB. The program ``mlx_memory`` beside this module asks MLX.
 """
 
 import re
@@ -11,11 +10,10 @@ import sys
 from thunderfleet_lib.host.hostcmd import quote
 from thunderfleet_lib.host.parsing import ParseError, clean
 
-COMMAND = (sys.executable, "-P", "-m", "thunderfleet_lib.host.gpu_memory")
+COMMAND = (sys.executable, "-P", "-m", "thunderfleet_lib.host.mlx_memory")
 SECONDS = 10.0
 """The time limit of ``COMMAND``: loading MLX takes long on a Mac that starts."""
 
-KEY = "max_recommended_working_set_size"
 LARGE_MAC_BYTES = 36 * 1024**3
 
 
@@ -38,20 +36,3 @@ def gpu_memory_limit(memory_bytes: int, wired_limit_mb: int | None = None, metal
     if wired_limit_mb:
         return min(wired_limit_mb * 1024**2, memory_bytes)
     return memory_bytes * 3 // 4 if memory_bytes > LARGE_MAC_BYTES else memory_bytes * 2 // 3
-
-
-def main() -> int:
-    """Prints the bytes, or 0 without a GPU. Returns the exit code."""
-    try:
-        import mlx.core as mx
-
-        found = mx.device_info().get(KEY) or 0
-    except (ImportError, RuntimeError, ValueError) as error:
-        print(f"cannot query MLX: {error}", file=sys.stderr)
-        return 1
-    print(found)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

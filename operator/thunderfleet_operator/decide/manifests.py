@@ -8,12 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from thunderfleet_crds import names
+from thunderfleet_crds.exchange.mounts import API_KEY_FOLDER, KEYS_FOLDER, MODEL_FOLDER, PLAN_FOLDER, PLAN_KEY
 from thunderfleet_crds.exchange.plan import (
-    API_KEY_FOLDER,
-    KEYS_FOLDER,
-    MODEL_FOLDER,
-    PLAN_FOLDER,
-    PLAN_KEY,
     POD_GRACE_SECONDS,
     BenchmarkPlan,
     BootstrapPlan,

@@ -12,7 +12,8 @@ from collections.abc import Container
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from thunderfleet_crds.exchange.plan import PLAN_BYTES, PLAN_KEY
+from thunderfleet_crds.exchange.mounts import PLAN_KEY
+from thunderfleet_crds.exchange.plan import PLAN_BYTES
 from thunderfleet_crds.names import (
     ANNOTATION_BACKUP,
     ANNOTATION_HASH,

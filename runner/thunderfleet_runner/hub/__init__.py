@@ -1,5 +1,6 @@
 """Reads models from the hub or from a URI, in pods that the operator creates for a ModelCache.
 
+arguments  the options of the commands
 command   the commands ``resolve``, ``download`` and ``quantize``; the termination message
 resolve   a revision: its commit, its files, and the sizes of the model from the headers of its weights
 quantize  quantizes a repository with mlx-lm into the staging folder

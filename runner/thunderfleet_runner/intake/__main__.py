@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from thunderfleet_lib import collector
+
 from thunderfleet_runner import framing
 from thunderfleet_runner.host import parentdeath
 from thunderfleet_runner.intake import limits
@@ -22,7 +24,8 @@ def load(folder: Path) -> Any:
 
     # mlx-lm creates streams of the default device when it is imported, and a tokenizer needs no GPU.
     mx.set_default_device(mx.cpu)
-    from thunderfleet_runner.intake.tokenizer import Tokenizer
+    with collector.paused():
+        from thunderfleet_runner.intake.tokenizer import Tokenizer
 
     return Tokenizer.load(folder, json.loads((folder / "config.json").read_text(encoding="utf-8")))
 

@@ -10,7 +10,10 @@ def main() -> int:
     started = start()
     if started is None:
         return 0
-    from thunderfleet_runner.rank import rank
+    from thunderfleet_lib import collector
+
+    with collector.paused():
+        from thunderfleet_runner.rank import rank
 
     rank.run(started)
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from thunderfleet_crds.vocabulary import Backend, Split
+from thunderfleet_lib import collector
 
 from thunderfleet_runner import framing, protocol
 from thunderfleet_runner.rank.channel import Channel
@@ -204,7 +205,8 @@ class Rank:
     def _load(self, start: protocol.Start, group: Any) -> "Engine":
         import mlx.core as mx
 
-        from thunderfleet_runner.rank import loading, mlxlm
+        with collector.paused():
+            from thunderfleet_runner.rank import loading, mlxlm
         from thunderfleet_runner.rank.engine import Engine
         from thunderfleet_runner.rank.grammar import Formats
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from thunderfleet_crds.kinds.nodeprofile import KVLayer
+from thunderfleet_lib import collector
 
 from thunderfleet_runner.sizing import arithmetic
 from thunderfleet_runner.sizing.arithmetic import Facts, Workspace
@@ -139,7 +140,8 @@ def child(arguments: Sequence[str]) -> int:
         answer.flush()
 
     try:
-        from thunderfleet_runner.sizing import dryrun
+        with collector.paused():
+            from thunderfleet_runner.sizing import dryrun
 
         dryrun.facts(folder, world_sizes, report)
     except MemoryError:

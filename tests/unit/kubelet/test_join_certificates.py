@@ -13,6 +13,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from thunderfleet_kubelet import oneoff
 from thunderfleet_kubelet.bootstrap import certificate_process, renewer
 from thunderfleet_kubelet.bootstrap.certificate_work import new_key, signing_request
 from thunderfleet_kubelet.bootstrap.certificates import (
@@ -20,6 +21,7 @@ from thunderfleet_kubelet.bootstrap.certificates import (
     Pair,
     csr_object,
     obtain,
+    read_ahead,
     read_pair,
     renew_at,
     usable,
@@ -133,6 +135,28 @@ def test_a_mixed_pair_is_refused(tmp_path: Path) -> None:
     write_private(tmp_path / "client.pem", b"garbage")
     with pytest.raises(CertificateError, match="no key and certificate found"):
         read_pair(tmp_path / "client.pem")
+
+
+def test_one_process_reads_all_certificates_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [tmp_path / name for name in ("client.pem", "serving.pem", "other.pem", "damaged.pem", "none.pem")]
+    held, serving, other = pair(), pair(addresses=("192.168.64.11",)), Pair(pair().key, pair().certificate)
+    for file, content in zip(files, (held.pem, serving.pem, other.pem, b"damaged"), strict=False):
+        write_private(file, content)
+    orders: list[dict[str, Any]] = []
+    done = oneoff.done
+
+    def counted(module: str, order: dict[str, Any]) -> dict[str, Any]:
+        orders.append(order)
+        return done(module, order)
+
+    monkeypatch.setattr(oneoff, "done", counted)
+    read_ahead(files)
+    assert len(orders) == 1
+    assert [read_pair(file) for file in files[:2]] == [held, serving]
+    assert usable(serving, "studio-1", START, ["192.168.64.11"])
+    with pytest.raises(CertificateError, match="does not match the key"):
+        read_pair(files[2])
+    assert len(orders) == 1
 
 
 def test_certificates_are_read_and_requested_on_a_machine_that_can_start_no_process(

@@ -61,6 +61,7 @@ def test_a_program_loads_no_part_that_it_does_not_use_and_parts_work() -> None:
     [
         ("thunderfleet_kubelet.cli, thunderfleet_kubelet.app", {*RARE, "pydantic"}),
         ("thunderfleet_agent.cli, thunderfleet_agent.agent", RARE),
+        ("thunderfleet_controlplane.install.balance", {*RARE, "pydantic"}),
     ],
 )
 def test_no_program_of_every_mac_keeps_a_library_that_it_needs_now_and_then(module: str, rare: set[str]) -> None:
@@ -70,6 +71,13 @@ def test_no_program_of_every_mac_keeps_a_library_that_it_needs_now_and_then(modu
     found = set(json.loads(done.stdout))
     assert "kubernetes" in found
     assert found & rare == set()
+
+
+@pytest.mark.parametrize("module", ["thunderfleet_runner.serving", "thunderfleet_kubelet.configfile"])
+def test_no_program_searches_all_packages_for_plugins_of_pydantic(module: str) -> None:
+    code = f"import {module}\nfrom pydantic.plugin import _loader\nprint(_loader._plugins)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "None"
 
 
 PACKAGE = """

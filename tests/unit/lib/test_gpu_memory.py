@@ -1,6 +1,7 @@
 """How much memory the GPU of a Mac may use."""
 
 import subprocess
+import sys
 
 import pytest
 from thunderfleet_lib.host.gpu_memory import COMMAND, gpu_memory_limit, parse
@@ -31,6 +32,12 @@ def test_what_the_gpu_may_use(memory: int, limit: int | None, metal: int | None,
 def test_the_command_prints_a_number() -> None:
     said = subprocess.run(COMMAND, capture_output=True, text=True, timeout=60, check=True)
     assert parse(said.stdout) >= 0
+
+
+def test_the_command_imports_little_but_mlx() -> None:
+    code = "import sys; from thunderfleet_lib.host import mlx_memory; print(*sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert set(said.stdout.split()) & {"asyncio", "importlib.abc", "mlx", "pathlib", "ssl", "subprocess", "tempfile"} == set()
 
 
 @pytest.mark.parametrize("text", ["", "null", "-1", "1.5", "1" * 19, "12 34"])

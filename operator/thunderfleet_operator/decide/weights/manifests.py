@@ -4,14 +4,8 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from thunderfleet_crds.fetching import (
-    STAGING_FOLDER,
-    STORE_FOLDER,
-    TOKEN_FOLDER,
-    URI_AUTHORITIES,
-    URI_HOSTS,
-    URI_PRIVATE_HOSTS,
-)
+from thunderfleet_crds.exchange.mounts import STAGING_FOLDER, STORE_FOLDER, TOKEN_FOLDER
+from thunderfleet_crds.fetching import URI_AUTHORITIES, URI_HOSTS, URI_PRIVATE_HOSTS
 from thunderfleet_crds.kinds.modelcache import Download, ModelCache, QuantizedFrom
 from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 from thunderfleet_crds.names import (

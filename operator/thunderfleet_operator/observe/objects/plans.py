@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 from thunderfleet_crds.exchange.group import GroupState
-from thunderfleet_crds.exchange.plan import PLAN_BYTES, PLAN_KEY, Plan
+from thunderfleet_crds.exchange.mounts import PLAN_KEY
+from thunderfleet_crds.exchange.plan import PLAN_BYTES, Plan
 from thunderfleet_crds.kinds.modeldeployment import Group, ModelDeployment
 from thunderfleet_crds.names import ANNOTATION_HASH, ANNOTATION_REASON, ANNOTATION_SIGNATURE
 

@@ -4,7 +4,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from thunderfleet_crds.exchange.plan import PLAN_KEY, Plan
+from thunderfleet_crds.exchange.mounts import PLAN_KEY
+from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_crds.kinds.modeldeployment import MAX_AVOIDED_LINKS, AvoidedLink, Failure
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import Backend, FaultClass, GroupPhase

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thunderfleet_crds.exchange.plan import PLAN_KEY, Plan
+from thunderfleet_crds.exchange.mounts import PLAN_KEY
+from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_crds.kinds.nodeprofile import NodeProfile
 from thunderfleet_crds.kinds.thunderboltlink import ThunderboltLink
 from thunderfleet_crds.meta.conditions import find_condition

@@ -3,7 +3,8 @@
 from typing import Any
 
 import pytest
-from thunderfleet_crds.exchange.plan import PLAN_KEY, Plan
+from thunderfleet_crds.exchange.mounts import PLAN_KEY
+from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_operator.watch.cache import CONFIGMAPS, LINKS, NODES, PODS
 
 from tests.unit.operator.world import World

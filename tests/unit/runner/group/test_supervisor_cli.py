@@ -107,6 +107,17 @@ def test_a_broken_plan_says_what_is_wrong(make_group: Callable[..., Any], caplog
     assert "'none', 'ring' or 'jaccl'" in caplog.text
 
 
+@pytest.mark.parametrize("words", [["capabilities"], ["serve", "--help"]])
+def test_what_every_agent_calls_at_its_start_needs_no_large_library_but_mlx(words: list[str]) -> None:
+    code = (
+        "import sys\nfrom thunderfleet_runner.cli import main\ntry:\n    main(sys.argv[1:])\nfinally:\n    print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60, check=True)
+    found = set(done.stdout.splitlines()[-1].split())
+    assert "thunderfleet_runner.cli" in found
+    assert found & {"aiohttp", "asyncio", "numpy", "pydantic", "ssl", "transformers"} == set()
+
+
 def test_help_shows_defaults() -> None:
     command = [sys.executable, "-m", "thunderfleet_runner.cli", "serve", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
