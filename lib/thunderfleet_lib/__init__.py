@@ -25,9 +25,8 @@ timestamps  ages of timestamps from clocks that may be wrong
 import os
 
 from thunderfleet_lib import clientparts
-from thunderfleet_lib.net import aiohttpcontexts
 
-__all__ = ["aiohttpcontexts", "clientparts"]
+__all__ = ["clientparts"]
 
 # For its first model, Pydantic would search the metadata of all installed packages for plugins, of which our programs use none.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")

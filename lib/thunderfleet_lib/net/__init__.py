@@ -1,8 +1,6 @@
 """Connections of programs: certificates, and listeners that unauthenticated clients cannot exhaust.
 
-aiohttpcontexts  lets aiohttp read the root certificates of the system when it needs them
 discovery  the certificate authority of a server, by its hash
-latecontext  a TLS context that reads these certificates at its first connection
 listener  a listener for HTTP servers with a bound on connections
 tls  keys, certificates and signing requests
 tlsbuffers  how much memory asyncio keeps for each TLS connection
