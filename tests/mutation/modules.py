@@ -64,4 +64,4 @@ def pure(root: Path, programs: Sequence[str]) -> list[Module]:
 
 def unit_tests(root: Path, module: Module) -> list[str]:
     """Files of unit tests of the module's program, relative to the root."""
-    return [str(file.relative_to(root)) for file in sorted((root / UNIT[module.program]).glob("test_*.py"))]
+    return [str(file.relative_to(root)) for file in sorted((root / UNIT[module.program]).rglob("test_*.py"))]

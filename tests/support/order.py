@@ -4,19 +4,19 @@
 # they wait, so two groups at once take longer than one after the other. End-to-end files of one group share a fleet.
 GROUPS = {
     "ranks": (
-        "runner/test_continuation",
-        "runner/test_generated_requests",
-        "runner/test_generation_group",
-        "runner/test_hostile_bodies",
-        "runner/test_jaccl_group",
-        "runner/test_lockstep_group",
-        "runner/test_memory_at_work",
-        "runner/test_openai_client",
-        "runner/test_relay_group",
-        "runner/test_stranded_memory",
-        "runner/test_supervisor_process",
-        "runner/test_unbatched_group",
-        "runner/test_waiting_process",
+        "runner/ranks/test_continuation",
+        "runner/api/test_generated_requests",
+        "runner/ranks/test_generation_group",
+        "runner/api/test_hostile_bodies",
+        "runner/ranks/test_jaccl_group",
+        "runner/ranks/test_lockstep_group",
+        "runner/rank/test_memory_at_work",
+        "runner/api/test_openai_client",
+        "runner/ranks/test_relay_group",
+        "runner/host/test_stranded_memory",
+        "runner/group/test_supervisor_process",
+        "runner/ranks/test_unbatched_group",
+        "runner/host/test_waiting_process",
     ),
     # test_faults uses the default fleet too and takes longer than these together, so it has a worker and a fleet to itself.
     "default fleet": (
@@ -72,12 +72,12 @@ GROUPS = {
 LONGEST = (
     "ranks",
     "agent/test_measure_peers",
-    "runner/test_supervisor_group",
-    "runner/test_sizing_families",
+    "runner/group/test_supervisor_group",
+    "runner/sizing/test_sizing_families",
     "agent/test_copies",
-    "runner/test_quantize",
-    "runner/test_intake_process",
-    "operator/test_placement_properties",
+    "runner/hub/test_quantize",
+    "runner/api/test_intake_process",
+    "operator/placement/test_placement_properties",
     "e2e/test_init",
     "default fleet",
     "desk",
@@ -100,30 +100,30 @@ SLOW = (
     "ranks",
     "agent/test_copies",
     "agent/test_measure_peers",
-    "runner/test_agents",
-    "runner/test_changed_messages",
-    "runner/test_corruptions",
-    "runner/test_embeddings",
-    "runner/test_formation",
-    "runner/test_liveness",
-    "runner/test_ordinary_requests",
-    "runner/test_other_dialects",
-    "runner/test_quantize",
-    "runner/test_sizing_every",
-    "runner/test_sizing_families",
-    "runner/test_sizing_models",
-    "runner/test_strangers",
-    "runner/test_structured_output",
-    "runner/test_supervisor_group",
-    "runner/test_verify_levels",
+    "runner/api/test_agents",
+    "runner/ranks/test_changed_messages",
+    "runner/ranks/test_corruptions",
+    "runner/api/test_embeddings",
+    "runner/net/test_formation",
+    "runner/api/test_liveness",
+    "runner/api/test_ordinary_requests",
+    "runner/api/test_other_dialects",
+    "runner/hub/test_quantize",
+    "runner/sizing/test_sizing_every",
+    "runner/sizing/test_sizing_families",
+    "runner/sizing/test_sizing_models",
+    "runner/api/test_strangers",
+    "runner/api/test_structured_output",
+    "runner/group/test_supervisor_group",
+    "runner/ranks/test_verify_levels",
 )
 
 _GROUP_OF = {file: group for group, files in GROUPS.items() for file in files}
 
 
 def file_of(nodeid: str) -> str:
-    """The test's file as the names above: its folder and its name."""
-    return "/".join(nodeid.partition("::")[0].removesuffix(".py").split("/")[-2:])
+    """The test's file as the names above: its path below ``tests/unit``, or below ``tests``."""
+    return nodeid.partition("::")[0].removesuffix(".py").removeprefix("tests/").removeprefix("unit/")
 
 
 def group_of(nodeid: str) -> str:

@@ -26,20 +26,20 @@ SEALED = "unit/controlplane/test_sealed.py"
 PEERS = "unit/controlplane/test_peers.py"
 BALANCER = "unit/controlplane/test_balancer.py"
 MATRIX = "e2e/test_trust_matrix.py"
-FORGERY = "unit/operator/test_forgery.py"
+FORGERY = "unit/operator/rounds/test_forgery.py"
 LIVE_FORGERY = "e2e/test_forgery.py"
 USERS = "unit/kubelet/test_pods_users.py"
 ON_MACS = "e2e/test_pods_on_macs.py"
-CERTIFICATES = "unit/operator/test_serving_certificates.py"
+CERTIFICATES = "unit/operator/rounds/test_serving_certificates.py"
 LIVE_CERTIFICATES = "e2e/test_certificates.py"
 JOINING = "e2e/test_joining.py"
 LISTENER = "unit/lib/test_listener.py"
-STRANGERS = "unit/runner/test_strangers.py"
-HOSTILE = "unit/runner/test_hostile_bodies.py"
-REQUESTS = "unit/runner/test_openai_requests.py"
-FORMATS = "unit/runner/test_structured_output.py"
-MODEL = "unit/runner/test_model_files.py"
-URIS = "unit/runner/test_uri.py"
+STRANGERS = "unit/runner/api/test_strangers.py"
+HOSTILE = "unit/runner/api/test_hostile_bodies.py"
+REQUESTS = "unit/runner/api/test_openai_requests.py"
+FORMATS = "unit/runner/api/test_structured_output.py"
+MODEL = "unit/runner/rank/test_model_files.py"
+URIS = "unit/runner/hub/test_uri.py"
 ROUTED = "unit/router/test_routing_http.py"
 ROUTER = "unit/router/test_router_app.py"
 ROUTES = "unit/router/test_decisions.py"
@@ -67,9 +67,11 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "unit/kubelet/test_images_pods.py::test_pull_secrets_open_an_image_for_the_pods_that_have_them",
     ),
     # Routers
-    "operator: reports of routers |": ("unit/operator/test_routers.py::test_only_routers_can_report",),
+    "operator: reports of routers |": ("unit/operator/rounds/test_routers.py::test_only_routers_can_report",),
     "**With routers** (": ("unit/chart/test_router_objects.py::test_the_operator_gets_secrets_by_name_and_lists_none",),
-    "It keeps digests of the values only.": ("unit/operator/test_routers.py::test_digests_follow_the_secret_within_seconds",),
+    "It keeps digests of the values only.": (
+        "unit/operator/rounds/test_routers.py::test_digests_follow_the_secret_within_seconds",
+    ),
     "Without routers it may get none but": (
         "unit/chart/test_router_objects.py::test_without_routers_nothing_of_them_exists_and_no_secret_is_read",
     ),
@@ -90,7 +92,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     ),
     "To a gateway they show": (
         f"{ROUTED}::test_gateways_get_the_credential_of_their_group_and_no_key",
-        "unit/runner/test_gateway_http.py::test_a_router_has_the_credential_of_the_plan",
+        "unit/runner/api/test_gateway_http.py::test_a_router_has_the_credential_of_the_plan",
     ),
     "To the operator they present": (f"{ROUTER}::test_a_wake_that_is_not_possible_is_said",),
     "without a key | use models": (
@@ -112,7 +114,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "user with thousands of ModelDeployments or API keys": (
         f"{ROUTES}::test_a_change_of_one_model_costs_nothing_for_those_of_others",
         f"{ROUTES}::test_no_namespace_crowds_others_out_of_the_list_of_models",
-        "unit/operator/test_routers.py::test_keys_of_a_namespace_are_bounded_and_its_oldest_models_keep_theirs",
+        "unit/operator/rounds/test_routers.py::test_keys_of_a_namespace_are_bounded_and_its_oldest_models_keep_theirs",
     ),
     "user who can read ConfigMaps of the release's namespace |": (
         "unit/crds/test_routing.py::test_a_key_has_another_digest_with_another_routing_key",
@@ -167,8 +169,8 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         *("plan-delete", "pod-delete", "pod-image", "key-read", "pod-exec", "pod-create"),
         *("secret-read-b", "plan-create-b", "pod-create-b", "pod-delete-b", "pod-evict-b"),
         f"{FORGERY}::test_a_pending_pod_of_others_claims_nothing",
-        "unit/operator/test_usage.py::test_pods_of_others_take_memory_and_ports_and_are_no_group",
-        "unit/operator/test_macs.py::test_a_mac_that_only_a_reboot_helps_is_avoided_until_it_has_booted",
+        "unit/operator/groups/test_usage.py::test_pods_of_others_take_memory_and_ports_and_are_no_group",
+        "unit/operator/status/test_macs.py::test_a_mac_that_only_a_reboot_helps_is_avoided_until_it_has_booted",
     ),
     "a user who may read a namespace": ("plan-read", "pod-log", "key-read"),
     "a user who may create ModelDeployments |": (
@@ -179,8 +181,8 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     ),
     "holder of an API key": (
         "gateway-keyed",
-        "unit/runner/test_gateway_http.py::test_the_queue_is_limited_and_in_order",
-        "unit/runner/test_mlxlm_contract.py::test_the_prompt_cache_is_bounded_in_tokens_and_can_be_passed_by",
+        "unit/runner/api/test_gateway_http.py::test_the_queue_is_limited_and_in_order",
+        "unit/runner/rank/test_mlxlm_contract.py::test_the_prompt_cache_is_bounded_in_tokens_and_can_be_passed_by",
     ),
     "holder of a bootstrap token": (f"{JOINING}::test_a_node_reads_the_secrets_of_its_pods_and_no_others", "csr-other"),
     "holder of a line for a control plane": (f"{PLANES}::test_a_line_works_once_and_leaves_nothing",),
@@ -190,7 +192,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         *("np-other", "link-other", "secret-list", "token-agent-other", "node-taint", "np-quarantine", "pod-create"),
         f"{CERTIFICATES}::test_a_mac_that_publishes_the_address_of_another_gets_no_certificate_for_it",
         f"{LIVE_CERTIFICATES}::test_requests_wait_for_the_operator_and_hostile_ones_are_denied",
-        "unit/operator/test_cached_objects.py::test_a_compromised_mac_has_as_many_cables_as_a_mac_can_have",
+        "unit/operator/watch/test_cached_objects.py::test_a_compromised_mac_has_as_many_cables_as_a_mac_can_have",
     ),
     "a pod on a Mac |": (
         f"{USERS}::test_a_pod_reaches_nothing_of_another_pod",
@@ -240,15 +242,15 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "runner: control": (
         "control-state",
         f"{STRANGERS}::test_a_stranger_at_every_stage",
-        "unit/runner/test_supervisor_group.py::test_a_stale_epoch_is_refused_at_both_ends",
+        "unit/runner/group/test_supervisor_group.py::test_a_stale_epoch_is_refused_at_both_ends",
     ),
     "runner: gateway": ("gateway-open", "gateway-keyed", "gateway-metrics", "gateway-healthz"),
     "runner: ring": (
         f"{STRANGERS}::test_a_stranger_at_every_stage",
-        "unit/runner/test_formation.py::test_a_strangers_connection_to_the_rings_port_costs_one_attempt_at_most",
+        "unit/runner/net/test_formation.py::test_a_strangers_connection_to_the_rings_port_costs_one_attempt_at_most",
     ),
     "runner: exchange of JACCL": UNPROTECTED,
-    "runner: relay of a ring": ("unit/runner/test_relay_group.py::test_strays_at_the_relays_ports_are_harmless",),
+    "runner: relay of a ring": ("unit/runner/ranks/test_relay_group.py::test_strays_at_the_relays_ports_are_harmless",),
     "A local cluster (`thunderfleet local up`)": ADVICE,
     "API server | its address": ("api-version", "version"),
     "etcd, scheduler, controller manager": (
@@ -286,12 +288,12 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     ),
     "The servers of kubelet, operator and runner": (
         "unit/kubelet/test_server_streams.py::test_connections_that_send_nothing_are_bounded_and_block_no_client",
-        "unit/operator/test_health.py::test_held_connections_are_closed_after_their_limit",
+        "unit/operator/status/test_health.py::test_held_connections_are_closed_after_their_limit",
         f"{STRANGERS}::test_silent_connections_block_no_other_client",
     ),
     "A connection without a request": (f"{LISTENER}::test_a_connection_without_a_request_is_closed_and_a_busy_one_is_kept",),
     "When the limit is reached": (
-        "unit/operator/test_health.py::test_a_flood_from_one_address_closes_no_silent_connection_of_another",
+        "unit/operator/status/test_health.py::test_a_flood_from_one_address_closes_no_silent_connection_of_another",
     ),
     "All listeners of pods and kubelets": (f"{MATRIX}::test_nothing_else_listens",),
     "[runner/README.md]": ADVICE,
@@ -392,17 +394,17 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     ),
     "gives a pod annotations that no program can read": (
         f"{LIVE_FORGERY}::test_an_odd_annotation_stops_no_placement",
-        "unit/operator/test_generated_objects.py::test_any_pod_is_read",
+        "unit/operator/watch/test_generated_objects.py::test_any_pod_is_read",
         "unit/kubelet/test_pods_running.py::test_a_pod_that_was_deleted_by_force_ends_whatever_its_grace_period",
     ),
     "creates thousands of ModelDeployments, or pods": (
         "unit/operator/test_parts.py::test_a_user_with_thousands_of_objects_delays_others_by_one_round",
-        "unit/operator/test_planning.py::test_namespaces_take_turns_at_the_planner",
-        "unit/operator/test_routers.py::test_namespaces_take_turns_in_what_is_published",
-        "unit/operator/test_cached_objects.py::test_little_is_kept_of_the_megabyte_of_a_pod",
-        "unit/operator/test_cached_objects.py::test_little_is_kept_of_the_metadata_that_a_user_can_add",
+        "unit/operator/rounds/test_planning.py::test_namespaces_take_turns_at_the_planner",
+        "unit/operator/rounds/test_routers.py::test_namespaces_take_turns_in_what_is_published",
+        "unit/operator/watch/test_cached_objects.py::test_little_is_kept_of_the_megabyte_of_a_pod",
+        "unit/operator/watch/test_cached_objects.py::test_little_is_kept_of_the_metadata_that_a_user_can_add",
         "unit/lib/test_kube_client.py::test_a_page_of_large_objects_is_read_in_parts_and_later_pages_are_whole",
-        "unit/operator/test_cached_objects.py::test_kopf_lists_in_pages_and_holds_no_object_for_long",
+        "unit/operator/watch/test_cached_objects.py::test_kopf_lists_in_pages_and_holds_no_object_for_long",
     ),
     "names a ModelDeployment like": (f"{LIVE_FORGERY}::test_a_deployment_named_like_a_service",),
     "Two admission policies refuse": (
@@ -471,21 +473,23 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "Model folders must be readable": ADVICE,
     "So every pod on a Mac": (f"{USERS}::test_command_lines_and_files_for_everybody_can_be_read",),
     # Requests and models
-    "The values of that Secret are read": ("unit/runner/test_supervisor_cli.py::test_every_value_of_the_secret_is_a_key",),
+    "The values of that Secret are read": (
+        "unit/runner/group/test_supervisor_cli.py::test_every_value_of_the_secret_is_a_key",
+    ),
     "To revoke an API key": ADVICE,
     "A group whose `spec.server.apiKeySecret`": (
-        "unit/runner/test_supervisor_cli.py::test_a_secret_without_a_key_opens_nothing",
-        "unit/runner/test_supervisor_cli.py::test_a_secret_without_a_key_stops_the_supervisor",
+        "unit/runner/group/test_supervisor_cli.py::test_a_secret_without_a_key_opens_nothing",
+        "unit/runner/group/test_supervisor_cli.py::test_a_secret_without_a_key_stops_the_supervisor",
     ),
     "The gateway builds a new request": (
-        "unit/runner/test_openai_requests.py::test_what_would_end_a_rank_or_change_the_answer_is_refused",
-        "unit/runner/test_gateway_http.py::test_large_bodies_share_their_memory_and_small_ones_pass",
+        "unit/runner/api/test_openai_requests.py::test_what_would_end_a_rank_or_change_the_answer_is_refused",
+        "unit/runner/api/test_gateway_http.py::test_large_bodies_share_their_memory_and_small_ones_pass",
         "unit/lib/test_jsonbounds.py",
     ),
     "Unknown fields never reach one": (f"{REQUESTS}::test_nulls_and_bookkeeping_are_dropped_and_what_has_no_effect_is_named",),
     "Arguments for a chat template are bounded": (
         f"{REQUESTS}::test_what_would_end_a_rank_or_change_the_answer_is_refused",
-        "unit/runner/test_mlxlm_contract.py::test_requests_cannot_set_what_the_renderer_of_chats_takes_from_the_server",
+        "unit/runner/rank/test_mlxlm_contract.py::test_requests_cannot_set_what_the_renderer_of_chats_takes_from_the_server",
     ),
     "Schemas and grammars are compiled": (
         f"{FORMATS}::test_tensor_ranks_answer_in_formats_and_refuse_those_that_cannot_be_used",
@@ -494,7 +498,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         f"{FORMATS}::test_tensor_ranks_answer_in_formats_and_refuse_those_that_cannot_be_used",
     ),
     "On a rank, llguidance bounds": (f"{FORMATS}::test_tensor_ranks_answer_in_formats_and_refuse_those_that_cannot_be_used",),
-    "Requests travel to the ranks": ("unit/runner/test_mlxlm_contract.py::test_work_survives_its_way_through_json",),
+    "Requests travel to the ranks": ("unit/runner/rank/test_mlxlm_contract.py::test_work_survives_its_way_through_json",),
     "Bodies are parsed, rendered": (f"{HOSTILE}::test_bodies_of_the_largest_size_stop_nothing",),
     "One that needs more fails": (f"{HOSTILE}::test_a_chat_or_text_that_takes_too_much_fails_alone",),
     "Ranks read local files only": (
@@ -510,7 +514,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "For a model at a URI, Macs contact only": (
         f"{URIS}::test_a_host_that_is_not_listed_is_not_even_resolved",
         f"{URIS}::test_a_certificate_of_an_unknown_authority_or_for_another_name_is_refused",
-        "unit/operator/test_uris.py::test_no_pod_asks_a_host_that_is_not_allowed",
+        "unit/operator/weights/test_uris.py::test_no_pod_asks_a_host_that_is_not_allowed",
         "e2e/test_bad_input.py::test_a_host_that_the_chart_does_not_allow_is_named_with_the_value_to_set",
     ),
     "Redirects are followed to these hosts only": (f"{URIS}::test_redirects_that_are_not_followed",),
@@ -528,7 +532,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "unit/lib/test_modelstore_sums.py::test_others_are_refused",
     ),
     "A ModelDeployment gets the files only after": (
-        "unit/operator/test_uris.py::test_the_files_of_another_namespace_are_not_used",
+        "unit/operator/weights/test_uris.py::test_the_files_of_another_namespace_are_not_used",
     ),
     "These rules apply to users": ADVICE,
     "A user who may create pods on Macs can send": UNPROTECTED,
