@@ -63,7 +63,9 @@ class Fleet:
             world.change(NODEPROFILES, name, lambda item, told=stores[name]: item["status"].update(told, models=[]))  # type: ignore[misc]
         world.cable("a", "b")
         kinds = ((NODES, "Node"), (NODEPROFILES, "NodeProfile"), (LINKS, "ThunderboltLink"))
-        self._objects = [{**item, "kind": kind} for found, kind in kinds for item in world.cache[found].items.values()]
+        items = [{**item, "kind": kind} for found, kind in kinds for item in world.cache[found].items.values()]
+        # PyYAML writes only the built-in types, and the cache has one of its own for lists of models.
+        self._objects = json.loads(json.dumps(items))
 
     def plan(self, *more: Json, form: str = "json", copies: str = "Whole") -> tuple[int, str]:
         spec = DEPLOYMENT["spec"]
