@@ -112,7 +112,8 @@ def check_size(size: int) -> None:
     """Raises ContainerConfigError for more bytes than the files of a pod may have."""
     if size > MAX_BYTES:
         raise ContainerConfigError(
-            f"ConfigMaps, Secrets and other files for this pod need more than {MAX_BYTES // 1024**2} MiB of the disk"
+            f"ConfigMaps, Secrets and other files for this pod need more than {MAX_BYTES // 1024**2} MiB of the disk; "
+            "mount fewer or smaller ones, or use an emptyDir or hostPath volume for large files"
         )
 
 
