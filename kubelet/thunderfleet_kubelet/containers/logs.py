@@ -75,11 +75,11 @@ def _close(opened: list[int]) -> None:
         os.close(fd)
 
 
-async def tail_start(fd: int, lines: int) -> tuple[int, int]:
-    """The offset in bytes of the last ``lines`` whole lines of an open file, and how many of them the file has."""
-    if os.fstat(fd).st_size == 0:
+async def tail_start(fd: int, size: int, lines: int) -> tuple[int, int]:
+    """The offset in bytes of the last ``lines`` whole lines in the first ``size`` bytes of a file, and how many these have."""
+    if size == 0:
         return 0, 0
-    with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as view:
+    with mmap.mmap(fd, size, access=mmap.ACCESS_READ) as view:
         end = view.rfind(b"\n") + 1
         found, start, seen = 0, end, 0
         while start > 0:
@@ -94,19 +94,6 @@ async def tail_start(fd: int, lines: int) -> tuple[int, int]:
                 found += 1
             start = before
         return 0, found
-
-
-async def _from_tail(opened: list[int], tail: int) -> list[int]:
-    """The files that have the last ``tail`` lines, each at the position where these begin. Closes the others."""
-    left = tail
-    for index in range(len(opened) - 1, -1, -1):
-        offset, found = await tail_start(opened[index], left)
-        os.lseek(opened[index], offset, os.SEEK_SET)
-        left -= found
-        if left <= 0 and offset > 0:
-            _close(opened[:index])
-            return opened[index:]
-    return opened
 
 
 def _render(line: bytes, options: LogOptions, since: bytes) -> bytes:
@@ -135,16 +122,31 @@ async def read(path: Path, options: LogOptions, live: Callable[[], bool]) -> Asy
 
 
 class _Reader:
-    """Reads whole lines across the files of a log. Open files are read to their end even after a rotation."""
+    """Reads whole lines across the files of a log. Open files are read to their end even after a rotation.
 
-    def __init__(self, path: Path) -> None:
+    Without ``follow`` the log ends where it ended at the start: one that is written as fast as it is read has no other end.
+    """
+
+    def __init__(self, path: Path, follow: bool) -> None:
         self._path = path
         self._rest = b""
         self._open = _open_all(path)
+        self._follow = follow
+        self._sizes = {fd: os.fstat(fd).st_size for fd in self._open}
+        """Of the files that were open at the start, in bytes."""
 
     async def skip_to(self, tail: int) -> None:
         """Skips all but the last ``tail`` lines. Before the first ``read``."""
-        self._open = await _from_tail(self._open, tail)
+        left = tail
+        for index in range(len(self._open) - 1, -1, -1):
+            fd = self._open[index]
+            offset, found = await tail_start(fd, self._sizes[fd], left)
+            os.lseek(fd, offset, os.SEEK_SET)
+            left -= found
+            if left <= 0 and offset > 0:
+                _close(self._open[:index])
+                self._open = self._open[index:]
+                return
 
     def close(self) -> None:
         _close(self._open)
@@ -162,12 +164,12 @@ class _Reader:
         """The next lines; None if there are none now."""
         while True:
             if not self._open:
-                self._open = _open_all(self._path)
+                self._open = _open_all(self._path) if self._follow else []
                 if not self._open:
                     return None
             lines = self._chunk(self._open[0])
             if lines is None and len(self._open) == 1:
-                if not _replaced(self._open[0], self._path):
+                if not self._follow or not _replaced(self._open[0], self._path):
                     return None
                 # More may have been written between the last read and the rotation.
                 lines = self._chunk(self._open[0])
@@ -180,7 +182,8 @@ class _Reader:
             os.close(self._open.pop(0))
 
     def _chunk(self, fd: int) -> list[bytes] | None:
-        data = os.read(fd, CHUNK_BYTES)
+        most = CHUNK_BYTES if self._follow else min(CHUNK_BYTES, self._sizes[fd] - os.lseek(fd, 0, os.SEEK_CUR))
+        data = os.read(fd, most)
         if not data:
             return None
         *lines, self._rest = (self._rest + data).split(b"\n")
@@ -189,7 +192,7 @@ class _Reader:
 
 async def _lines(path: Path, options: LogOptions, live: Callable[[], bool]) -> AsyncIterator[list[bytes]]:
     """Whole lines as they are on disk, in groups."""
-    reader = _Reader(path)
+    reader = _Reader(path, options.follow)
     try:
         if options.tail is not None:
             await reader.skip_to(options.tail)

@@ -59,6 +59,30 @@ async def test_tail_counts_whole_lines_over_files(log: Path, tail: int, expected
     assert await read(log, tail=tail) == expected
 
 
+@pytest.mark.parametrize(("tail", "expected"), [(None, ["zero", "one", "two, all of it", "three", "four"]), (1, ["four"])])
+async def test_what_is_written_meanwhile_is_for_those_who_follow(log: Path, tail: int | None, expected: list[str]) -> None:
+    """A container that writes as fast as its log is read would keep everyone who only wants to look."""
+    found = ""
+    async for part in logs.read(log, LogOptions(tail=tail), lambda: True):
+        found += part.decode()
+        with log.open("a") as file:
+            file.write(line(5, "later"))
+        assert len(found) < 1000, "the log has no end"
+    assert found.splitlines() == expected
+
+
+async def test_the_last_lines_are_those_at_the_start(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    search = logs.tail_start
+
+    async def and_then_writes(fd: int, *args: Any) -> tuple[int, int]:
+        with log.open("a") as file:
+            file.write(line(5, "later"))
+        return await search(fd, *args)
+
+    monkeypatch.setattr(logs, "tail_start", and_then_writes)
+    assert await read(log, tail=2) == "three\nfour\n"
+
+
 async def test_one_stream_alone(log: Path) -> None:
     with log.open("a") as file:
         file.write(line(5, "to stderr").replace("stdout", "stderr"))
