@@ -26,6 +26,7 @@ from thunderfleet_view.live.watch import Watch
 from thunderfleet_view.why import State, Step, left, why
 
 from tests.chaos.culprit import Channel, Culprit, Look
+from tests.support.connections import until_closed
 from tests.support.line import CHART, PROMETHEUS_PORT, Line
 from tests.support.prometheusserver import Prometheus, beside, scraping
 
@@ -113,7 +114,10 @@ class LivePage:
 
         # It ends what the watches have open, too, before it closes the loop.
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner, contextlib.suppress(asyncio.CancelledError):
-            runner.run(watch())
+            try:
+                runner.run(watch())
+            finally:
+                runner.run(until_closed())
 
 
 @dataclass
@@ -153,28 +157,33 @@ class Person:
 
     def look_back(self) -> None:
         """Looks once more, at every problem and past failure that ``why`` shows now."""
-        found = self._steps()
+        with asyncio.Runner() as runner:
+            found = self._steps(runner)
+            runner.run(until_closed())
         self.seen.append(Look(time.monotonic() - self._began, {Channel.AFTERWARDS: found}))
 
     def _run(self) -> None:
-        while not self._over.is_set():
-            texts = {**self._objects(), Channel.ALERT: self._alerts()}
-            # The page is live, and commands may wait for a silent API server.
-            texts[Channel.PAGE] = self._page.problems if self._page else ()
-            if not self.seen or texts != self.seen[-1].texts:
-                self.seen.append(Look(time.monotonic() - self._began, texts))
-            self._over.wait(LOOK_SECONDS)
+        # One loop for all looks: a look at a silent API server leaves connections that close during later ones.
+        with asyncio.Runner() as runner:
+            while not self._over.is_set():
+                texts = {**self._objects(runner), Channel.ALERT: self._alerts()}
+                # The page is live, and commands may wait for a silent API server.
+                texts[Channel.PAGE] = self._page.problems if self._page else ()
+                if not self.seen or texts != self.seen[-1].texts:
+                    self.seen.append(Look(time.monotonic() - self._began, texts))
+                self._over.wait(LOOK_SECONDS)
+            runner.run(until_closed())
 
     @property
     def _connection(self) -> Connection:
         return Connection(self.line.cluster.kubeconfig, None, self.namespace, None)
 
-    def _picture(self) -> facts.Picture:
-        return asyncio.run(picture(self._connection, self.namespace))
+    def _picture(self, runner: asyncio.Runner) -> facts.Picture:
+        return runner.run(picture(self._connection, self.namespace))
 
-    def _objects(self) -> dict[Channel, tuple[str, ...]]:
+    def _objects(self, runner: asyncio.Runner) -> dict[Channel, tuple[str, ...]]:
         try:
-            found = self._picture()
+            found = self._picture(runner)
         except LocalClusterError as error:
             return {Channel.WHY: (str(error),), Channel.STATUS: (str(error),), Channel.CONDITION: ()}
         deployment = next((one for one in found.deployments if facts.name(one) == self.name), None)
@@ -193,9 +202,9 @@ class Person:
         said = () if cause is None else (_sentence(cause),)
         return {**texts, Channel.WHY: said, Channel.CONDITION: tuple(_conditions(deployment))}
 
-    def _steps(self) -> tuple[str, ...]:
+    def _steps(self, runner: asyncio.Runner) -> tuple[str, ...]:
         try:
-            found = self._picture()
+            found = self._picture(runner)
         except LocalClusterError as error:
             return (str(error),)
         return tuple(

@@ -3,6 +3,25 @@
 import asyncio
 import contextlib
 
+from tests.support.waiting import until_async
+
+CLOSE_SECONDS = 40.0
+"""Longer than asyncio waits for the other end of a TLS connection."""
+
+
+async def until_closed() -> None:
+    """Waits for connections of this loop that are being closed; call it when no others are left. Raises NotInTimeError.
+
+    A TLS connection whose request is given up is open until the server has closed its end, too, and nobody else waits for that.
+    """
+    # asyncio has no public list of them.
+    transports = vars(asyncio.get_running_loop())["_transports"]
+
+    def closed() -> bool:
+        return all(one.get_extra_info("socket").fileno() < 0 for one in list(transports.values()))
+
+    await until_async(closed, "the server closes its end of connections", CLOSE_SECONDS)
+
 
 class HeldConnections:
     """Connections that a client opens and keeps: half of them silent, half in the middle of a header that never ends."""
