@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from mlx_lm import server as _server
 
-from thunderfleet_runner.rank.mlxlm.logits import value_hash
+from thunderfleet_runner.rank.mlxlm.batching.logits import value_hash
 from thunderfleet_runner.rank.mlxlm.work import Work
 from thunderfleet_runner.rank.step_clock import COLLECTIVE, StepClock
 from thunderfleet_runner.rank.step_times import Step
