@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thunderfleet_controlplane.install import cluster
 from thunderfleet_controlplane.install.errors import InstallError
 from thunderfleet_controlplane.install.sharing import handover
+from thunderfleet_controlplane.install.steps import cluster
 from thunderfleet_lib.kube import ApiError
 
 TOKEN, SEALED = "abcdef.0123456789abcdef", b"sealed"

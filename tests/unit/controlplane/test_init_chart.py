@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from thunderfleet_controlplane.daemons.layout import HostLayout
-from thunderfleet_controlplane.install import chart
+from thunderfleet_controlplane.install.steps import chart
 
 
 @pytest.mark.parametrize(("status", "sets"), [("exit 1", True), ("""echo '{"version": 3}'""", False)])

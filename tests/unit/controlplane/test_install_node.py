@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from thunderfleet_controlplane.daemons.layout import HostLayout
-from thunderfleet_controlplane.install import cluster, kubelet
-from thunderfleet_controlplane.install.cluster import until_node_ready
 from thunderfleet_controlplane.install.errors import InstallError
-from thunderfleet_controlplane.install.kubelet import Cluster, KubeletInstaller
+from thunderfleet_controlplane.install.steps import cluster, kubelet
+from thunderfleet_controlplane.install.steps.cluster import until_node_ready
+from thunderfleet_controlplane.install.steps.kubelet import Cluster, KubeletInstaller
 from thunderfleet_kubelet import configfile
 from thunderfleet_lib.net import tls
 

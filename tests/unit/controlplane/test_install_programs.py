@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from thunderfleet_controlplane.daemons.layout import HostLayout
-from thunderfleet_controlplane.install import programs
 from thunderfleet_controlplane.install.errors import InstallError
-from thunderfleet_controlplane.install.programs import put_control_plane, put_python, python_environment, unsafe
+from thunderfleet_controlplane.install.steps import programs
+from thunderfleet_controlplane.install.steps.programs import put_control_plane, put_python, python_environment, unsafe
 
 
 class Builder:

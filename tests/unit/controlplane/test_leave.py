@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 from thunderfleet_controlplane.daemons.layout import HostLayout
-from thunderfleet_controlplane.install import cluster
 from thunderfleet_controlplane.install.errors import InstallError
 from thunderfleet_controlplane.install.mac.files import write_json
 from thunderfleet_controlplane.install.peers import leave as module
 from thunderfleet_controlplane.install.peers.leave import forget_own, leave, leaving, remove_member
 from thunderfleet_controlplane.install.peers.members import EtcdError
 from thunderfleet_controlplane.install.peers.quorum import Member
+from thunderfleet_controlplane.install.steps import cluster
 
 ONE = Member(1, "thunderfleet", ("https://192.168.64.11:2380",))
 TWO, THREE = (Member(number, f"member-studio-{number}", (f"https://192.168.64.1{number}:2380",)) for number in (2, 3))

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from thunderfleet_controlplane.daemons.layout import SHARED, HostLayout
 from thunderfleet_controlplane.daemons.plan import HostConfig
-from thunderfleet_controlplane.install import cluster
 from thunderfleet_controlplane.install.errors import InstallError
 from thunderfleet_controlplane.install.joinline import JoinLine
 from thunderfleet_controlplane.install.mac.files import write_json
@@ -19,6 +18,7 @@ from thunderfleet_controlplane.install.sharing import handover
 from thunderfleet_controlplane.install.sharing import join as module
 from thunderfleet_controlplane.install.sharing.join import Wanted, join
 from thunderfleet_controlplane.install.sharing.sealed import seal
+from thunderfleet_controlplane.install.steps import cluster
 from thunderfleet_controlplane.pki import make_pki
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root joins")

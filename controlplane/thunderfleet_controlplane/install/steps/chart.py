@@ -8,9 +8,9 @@ from typing import Any, Final
 from thunderfleet_lib.host.hostcmd import BlockingHost, Failure, Output
 
 from thunderfleet_controlplane.daemons.layout import HostLayout
-from thunderfleet_controlplane.install import cluster
 from thunderfleet_controlplane.install.errors import InstallError
 from thunderfleet_controlplane.install.machine import Mac
+from thunderfleet_controlplane.install.steps import cluster
 
 SECONDS: Final = 180.0
 NAME: Final = "thunderfleet"
