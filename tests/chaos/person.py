@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 from thunderfleet_cli.connection import Connection
-from thunderfleet_cli.view import status
 from thunderfleet_cli.view.picture import picture
+from thunderfleet_cli.view.reports import status
 from thunderfleet_controlplane.assets import MONITORING
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.programs import find_programs

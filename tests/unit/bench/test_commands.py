@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from typing import Any
 
-from thunderfleet_cli.view import status, topology
+from thunderfleet_cli.view.reports import status, topology
 from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 from thunderfleet_crds.kinds.nodeprofile import NodeProfile
 from thunderfleet_crds.kinds.thunderboltlink import ThunderboltLink, link_name

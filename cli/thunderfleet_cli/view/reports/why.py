@@ -4,7 +4,7 @@ from thunderfleet_view.facts import Picture
 from thunderfleet_view.why import State, Why
 
 from thunderfleet_cli.view.page import BAD, DOUBTFUL, GOOD, Page
-from thunderfleet_cli.view.status import unread
+from thunderfleet_cli.view.reports.status import unread
 
 
 def show(found: Why, picture: Picture, page: Page) -> None:

@@ -12,7 +12,7 @@ from thunderfleet_view.facts import Json, Picture
 from thunderfleet_view.problems import macs
 
 from thunderfleet_cli.view.page import DOUBTFUL, Page
-from thunderfleet_cli.view.status import unread
+from thunderfleet_cli.view.reports.status import unread
 
 
 def as_values(picture: Picture, usage: Sequence[Json] | None) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from thunderfleet_view import facts
 from thunderfleet_view.facts import Json, Picture
 
 from thunderfleet_cli.view.page import BAD, Page
-from thunderfleet_cli.view.status import unread
+from thunderfleet_cli.view.reports.status import unread
 
 KINDS = frozenset((names.MODELDEPLOYMENT_KIND, names.NODEPROFILE_KIND, names.THUNDERBOLTLINK_KIND, "Node", "Pod"))
 

@@ -9,7 +9,7 @@ from thunderfleet_view.facts import Json, Picture
 from thunderfleet_view.problems import cable_problem
 
 from thunderfleet_cli.view.page import BAD, DOUBTFUL, GOOD, Cell, Page
-from thunderfleet_cli.view.status import unread
+from thunderfleet_cli.view.reports.status import unread
 
 COLUMNS = ("CABLE", "SEEN BY", "SPEED", "GBIT/S", "RTT", "RDMA", "NEEDED BY", "PROBLEM")
 

@@ -10,7 +10,7 @@ from thunderfleet_view.facts import Json, Picture
 from thunderfleet_view.problems import cable_problem, macs, problem_of_mac, silent_macs
 
 from thunderfleet_cli.view.page import BAD, DOUBTFUL, GOOD, QUIET, Page
-from thunderfleet_cli.view.status import unread
+from thunderfleet_cli.view.reports.status import unread
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
-from thunderfleet_cli.view.topology import Cable, Mac, Topology
+from thunderfleet_cli.view.reports.topology import Cable, Mac, Topology
 
 BOX_WIDTH, BOX_HEIGHT = 150, 46
 GAP = 40
