@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from thunderfleet_kubelet.containers.logs import LogOptions
+from thunderfleet_kubelet.containers.streams.logs import LogOptions
 
 from tests.bench.figures import Bound, Figure
 from tests.support import pods

@@ -7,7 +7,7 @@ import termios
 from collections.abc import AsyncIterator
 
 import pytest
-from thunderfleet_kubelet.containers.attach import Attached
+from thunderfleet_kubelet.containers.streams.attach import Attached
 from thunderfleet_kubelet.pods.queries import NoInput, PodLookupError
 from thunderfleet_kubelet.shim import console
 from thunderfleet_kubelet.shim.console import Console

@@ -13,8 +13,8 @@ import pytest
 from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thunderfleet_kubelet.containers import logs
-from thunderfleet_kubelet.containers.logs import LogOptions
+from thunderfleet_kubelet.containers.streams import logs
+from thunderfleet_kubelet.containers.streams.logs import LogOptions
 from thunderfleet_kubelet.pods.act import probes
 from thunderfleet_kubelet.pods.decide.probing import ProbeCount
 from thunderfleet_kubelet.shim.log import LINE_BYTES, Log, Stream

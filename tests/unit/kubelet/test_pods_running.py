@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thunderfleet_kubelet.containers import exec_session, launch, leftovers
+from thunderfleet_kubelet.containers import launch, leftovers
 from thunderfleet_kubelet.containers.folder import PodFolder
 from thunderfleet_kubelet.containers.inputs import user, volumes
-from thunderfleet_kubelet.containers.logs import LogOptions
 from thunderfleet_kubelet.containers.runtime import ContainerRuntime
+from thunderfleet_kubelet.containers.streams import exec_session
+from thunderfleet_kubelet.containers.streams.logs import LogOptions
 from thunderfleet_kubelet.pods import worker
 from thunderfleet_kubelet.pods.act import mounter, publisher, stopper
 from thunderfleet_kubelet.pods.decide import lifecycle, podspec

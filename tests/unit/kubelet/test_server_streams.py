@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from prometheus_client.parser import text_string_to_metric_families
-from thunderfleet_kubelet.containers.exec_session import Session
-from thunderfleet_kubelet.containers.logs import LogOptions
+from thunderfleet_kubelet.containers.streams.exec_session import Session
+from thunderfleet_kubelet.containers.streams.logs import LogOptions
 from thunderfleet_kubelet.pods.decide import eviction
 from thunderfleet_kubelet.pods.queries import (
     ContainerNotRunning,
