@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from thunderfleet_agent import agent as whole_agent
-from thunderfleet_agent.copies.pace import Pace
-from thunderfleet_agent.copies.paths import Path as WayTo
-from thunderfleet_agent.copies.paths import Way
+from thunderfleet_agent.copies.ways.pace import Pace
+from thunderfleet_agent.copies.ways.paths import Path as WayTo
+from thunderfleet_agent.copies.ways.paths import Way
 from thunderfleet_agent.peers import identity
 from thunderfleet_agent.peers.dial_plan import PeerAddress
 from thunderfleet_lib.modelstore.manifest import load

@@ -11,13 +11,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path as FilePath
 
-from thunderfleet_agent.copies import paths
 from thunderfleet_agent.copies.chunks import CHUNK_BYTES
-from thunderfleet_agent.copies.pace import Pace
-from thunderfleet_agent.copies.paths import Path, Way
 from thunderfleet_agent.copies.server import CopyServer
 from thunderfleet_agent.copies.shelf import Shelf
 from thunderfleet_agent.copies.transfer import Network, Transfer
+from thunderfleet_agent.copies.ways import paths
+from thunderfleet_agent.copies.ways.pace import Pace
+from thunderfleet_agent.copies.ways.paths import Path, Way
 from thunderfleet_agent.metrics import Metrics
 from thunderfleet_agent.peers import identity
 from thunderfleet_agent.peers.dial_plan import PeerAddress

@@ -18,12 +18,12 @@ import pytest
 from thunderfleet_agent.copies import shelf as shelf_module
 from thunderfleet_agent.copies import wire
 from thunderfleet_agent.copies.chunks import CHUNK_BYTES, ChunkList
-from thunderfleet_agent.copies.connection import PeerFailed, connect
-from thunderfleet_agent.copies.pace import Pace
-from thunderfleet_agent.copies.paths import Path as PeerPath
-from thunderfleet_agent.copies.paths import Way
 from thunderfleet_agent.copies.server import MAX_PER_NODE
 from thunderfleet_agent.copies.transfer import Transfer, TransferFailed
+from thunderfleet_agent.copies.ways.connection import PeerFailed, connect
+from thunderfleet_agent.copies.ways.pace import Pace
+from thunderfleet_agent.copies.ways.paths import Path as PeerPath
+from thunderfleet_agent.copies.ways.paths import Way
 from thunderfleet_agent.copies.wire import Op, Request
 from thunderfleet_agent.peers.identity import Identity
 from thunderfleet_crds.reasons import Reason
@@ -553,8 +553,8 @@ KILLED = """
 import sys
 from pathlib import Path
 from tests.support.copies import Mac, manifest, content
-from thunderfleet_agent.copies.pace import Pace
-from thunderfleet_agent.copies.paths import Path as Way_, Way
+from thunderfleet_agent.copies.ways.pace import Pace
+from thunderfleet_agent.copies.ways.paths import Path as Way_, Way
 from thunderfleet_agent.copies.transfer import Transfer, Network
 from thunderfleet_agent.peers import identity
 from thunderfleet_agent.peers.dial_plan import PeerAddress

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from thunderfleet_agent.copies.chunks import CHUNK_BYTES
 from thunderfleet_agent.copies.controller import MAX_RUNNING, Limits, PeerCopies
-from thunderfleet_agent.copies.paths import Way
+from thunderfleet_agent.copies.ways.paths import Way
 from thunderfleet_agent.measure.schedule.probes import CableEnd, Target
 from thunderfleet_agent.measure.schedule.view import Cable, View
 from thunderfleet_agent.peers.identity import Identity

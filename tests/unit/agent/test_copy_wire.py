@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thunderfleet_agent.copies import chunks, wire
 from thunderfleet_agent.copies.chunks import CHUNK_BYTES, ChunkList
-from thunderfleet_agent.copies.pace import BURST_SECONDS, Pace
-from thunderfleet_agent.copies.paths import MAX_NETWORK_PATHS, MAX_PATHS, Way, paths
 from thunderfleet_agent.copies.rates import WINDOW_SECONDS, From, Rates, seconds_left
+from thunderfleet_agent.copies.ways.pace import BURST_SECONDS, Pace
+from thunderfleet_agent.copies.ways.paths import MAX_NETWORK_PATHS, MAX_PATHS, Way, paths
 from thunderfleet_agent.copies.wire import Answer, Op, Request, WireError
 from thunderfleet_agent.measure.schedule.probes import CableEnd, Target
 from thunderfleet_agent.measure.schedule.view import Cable, View

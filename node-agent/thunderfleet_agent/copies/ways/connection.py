@@ -12,8 +12,8 @@ from collections.abc import Callable
 from thunderfleet_lib.modelstore.manifest import MAX_MANIFEST_BYTES
 
 from thunderfleet_agent.copies import wire
-from thunderfleet_agent.copies.paths import Path as Way
-from thunderfleet_agent.copies.tls import Tls
+from thunderfleet_agent.copies.ways.paths import Path as Way
+from thunderfleet_agent.copies.ways.tls import Tls
 from thunderfleet_agent.copies.wire import Answer, Op, Request, WireError
 from thunderfleet_agent.measure.session.streams import bind_to, family
 
