@@ -28,7 +28,7 @@ BALANCER = "unit/controlplane/test_balancer.py"
 MATRIX = "e2e/test_trust_matrix.py"
 FORGERY = "unit/operator/rounds/test_forgery.py"
 LIVE_FORGERY = "e2e/test_forgery.py"
-USERS = "unit/kubelet/test_pods_users.py"
+USERS = "unit/kubelet/pods/test_pods_users.py"
 ON_MACS = "e2e/test_pods_on_macs.py"
 CERTIFICATES = "unit/operator/rounds/test_serving_certificates.py"
 LIVE_CERTIFICATES = "e2e/test_certificates.py"
@@ -45,26 +45,26 @@ ROUTER = "unit/router/test_router_app.py"
 ROUTES = "unit/router/test_decisions.py"
 COPIES = "unit/agent/test_copies.py"
 PAGE_SERVER = "unit/view/test_page_server.py"
-FORWARDED = "unit/kubelet/test_server_portforward.py"
-PULLED = "unit/kubelet/test_images_pull.py"
+FORWARDED = "unit/kubelet/serving/test_server_portforward.py"
+PULLED = "unit/kubelet/images/test_images_pull.py"
 
 SHOWN_BY: dict[str, tuple[str, ...]] = {
     # Images
     "An image of a registry chooses no user": (
-        "unit/kubelet/test_pods_inputs.py::test_a_pulled_image_chooses_no_user_and_no_group",
+        "unit/kubelet/containers/test_pods_inputs.py::test_a_pulled_image_chooses_no_user_and_no_group",
     ),
     "Images of registries ([images.md](images.md)) are verified": (
         f"{PULLED}::test_other_content_than_the_digest_is_refused_and_forgotten",
-        "unit/kubelet/test_images_unpack.py::test_what_an_image_may_not_have",
-        "unit/kubelet/test_images_unpack.py::test_bytes_entries_and_ratio_are_bounded",
+        "unit/kubelet/images/test_images_unpack.py::test_what_an_image_may_not_have",
+        "unit/kubelet/images/test_images_unpack.py::test_bytes_entries_and_ratio_are_bounded",
     ),
     "The files belong to the kubelet's user; all users of": (
-        "unit/kubelet/test_images_unpack.py::test_what_is_unpacked_belongs_to_the_kubelet_and_is_readable",
+        "unit/kubelet/images/test_images_unpack.py::test_what_is_unpacked_belongs_to_the_kubelet_and_is_readable",
     ),
     "`imagePulls.registries` lists the registries": (f"{PULLED}::test_only_allowed_registries_are_asked",),
     "A pull secret is sent to its registry only": (
         f"{PULLED}::test_credentials_are_sent_to_the_registry_and_to_nobody_else",
-        "unit/kubelet/test_images_pods.py::test_pull_secrets_open_an_image_for_the_pods_that_have_them",
+        "unit/kubelet/images/test_images_pods.py::test_pull_secrets_open_an_image_for_the_pods_that_have_them",
     ),
     # Routers
     "operator: reports of routers |": ("unit/operator/rounds/test_routers.py::test_only_routers_can_report",),
@@ -197,7 +197,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "a pod on a Mac |": (
         f"{USERS}::test_a_pod_reaches_nothing_of_another_pod",
         f"{USERS}::test_command_lines_and_files_for_everybody_can_be_read",
-        "unit/kubelet/test_node_status.py::test_pods_that_share_a_user_are_a_condition_of_the_node",
+        "unit/kubelet/node/test_node_status.py::test_pods_that_share_a_user_are_a_condition_of_the_node",
     ),
     "a user who may create pods |": ("pod-create", "pod-root", "pod-host", "pod-privileged", "pod-priority"),
     "anyone else on the LAN |": (
@@ -287,7 +287,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         f"{INIT}::test_strangers_get_nothing_from_the_ports_of_a_control_plane",
     ),
     "The servers of kubelet, operator and runner": (
-        "unit/kubelet/test_server_streams.py::test_connections_that_send_nothing_are_bounded_and_block_no_client",
+        "unit/kubelet/serving/test_server_streams.py::test_connections_that_send_nothing_are_bounded_and_block_no_client",
         "unit/operator/status/test_health.py::test_held_connections_are_closed_after_their_limit",
         f"{STRANGERS}::test_silent_connections_block_no_other_client",
     ),
@@ -301,7 +301,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "**Kubelets** have client certificates": ("e2e/test_kubelet.py::test_joined_node_has_certificates_and_renews_its_lease",),
     "The chart lets them read ThunderboltLinks": (
         "link-list",
-        "unit/kubelet/test_node_ports.py::test_a_link_that_only_another_mac_reports_changes_nothing",
+        "unit/kubelet/node/test_node_ports.py::test_a_link_that_only_another_mac_reports_changes_nothing",
     ),
     "The Node authorizer and NodeRestriction": ("node-status-other", "pod-status-other", "pod-delete-other", "secret-list"),
     "**Bootstrap tokens**": (f"{JOINING}::test_bootstrap_tokens_end",),
@@ -395,7 +395,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "gives a pod annotations that no program can read": (
         f"{LIVE_FORGERY}::test_an_odd_annotation_stops_no_placement",
         "unit/operator/watch/test_generated_objects.py::test_any_pod_is_read",
-        "unit/kubelet/test_pods_running.py::test_a_pod_that_was_deleted_by_force_ends_whatever_its_grace_period",
+        "unit/kubelet/pods/test_pods_running.py::test_a_pod_that_was_deleted_by_force_ends_whatever_its_grace_period",
     ),
     "creates thousands of ModelDeployments, or pods": (
         "unit/operator/test_parts.py::test_a_user_with_thousands_of_objects_delays_others_by_one_round",
@@ -429,7 +429,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "No other pod's user can enter": (f"{USERS}::test_a_pod_reaches_nothing_of_another_pod",),
     "`runAsUser`, `runAsGroup`": (
         f"{USERS}::test_a_spec_cannot_name_the_user_of_another_pod",
-        "unit/kubelet/test_pods_decide.py::test_two_namespaces_do_not_share_a_user",
+        "unit/kubelet/pods/test_pods_decide.py::test_two_namespaces_do_not_share_a_user",
     ),
     "When a pod has ended, the kubelet kills": (
         f"{USERS}::test_a_user_is_free_when_its_processes_are_gone",
@@ -441,7 +441,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         f"{USERS}::test_only_what_the_user_owns_is_deleted_outside_of_its_pod",
     ),
     "A kubelet that is not root": (
-        "unit/kubelet/test_node_status.py::test_pods_that_share_a_user_are_a_condition_of_the_node",
+        "unit/kubelet/node/test_node_status.py::test_pods_that_share_a_user_are_a_condition_of_the_node",
     ),
     "`kubectl describe node` shows": ("e2e/test_kubelet_pods.py::test_the_node_says_whether_pods_share_a_user",),
     "Namespaces that run models": ADVICE,
@@ -468,7 +468,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "Accounts of a directory service": ADVICE,
     "A container sees the files of the Mac": ADVICE,
     "Its volumes are below": (
-        "unit/kubelet/test_pods_running.py::test_a_new_pod_gets_the_object_that_is_not_an_earlier_one_of_its_name",
+        "unit/kubelet/pods/test_pods_running.py::test_a_new_pod_gets_the_object_that_is_not_an_earlier_one_of_its_name",
     ),
     "Model folders must be readable": ADVICE,
     "So every pod on a Mac": (f"{USERS}::test_command_lines_and_files_for_everybody_can_be_read",),

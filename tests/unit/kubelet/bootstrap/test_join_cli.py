@@ -14,7 +14,7 @@ from thunderfleet_kubelet.bootstrap.errors import JoinError
 from thunderfleet_kubelet.cli import main, parser
 from thunderfleet_kubelet.singleton import only_one
 
-from tests.unit.kubelet.test_node_app import identity as make_identity
+from tests.unit.kubelet.node.test_node_app import identity as make_identity
 
 JOIN = ["join", "--token", "abcdef.0123456789abcdef", "--ca-hash", "sha256:" + "0" * 64]
 
