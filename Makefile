@@ -125,15 +125,15 @@ e2e: programs prometheus ## End-to-end tests on real control planes
 
 .PHONY: check
 check: ## Inner loop: lint, types and quick unit tests, and where the time went
-	@$(PYTHON) tests/support/times.py install programs lint types quick
+	@$(PYTHON) tests/support/suite/times.py install programs lint types quick
 
 .PHONY: test
 test: ## Everything that must pass, and where the time went
-	@$(PYTHON) tests/support/times.py install programs prometheus lint types unit darwin-quick e2e
+	@$(PYTHON) tests/support/suite/times.py install programs prometheus lint types unit darwin-quick e2e
 
 .PHONY: soak
 soak: ## What takes hours: whole matrices, fuzzing, chaos and a mutation sample
-	@$(PYTHON) tests/support/times.py install programs prometheus darwin darwin-builds matrices fuzz chaos mutants
+	@$(PYTHON) tests/support/suite/times.py install programs prometheus darwin darwin-builds matrices fuzz chaos mutants
 
 # The tests of the image use runc, which needs no daemon.
 .PHONY: runc
@@ -189,7 +189,7 @@ page: ## Build the files of the live page, which are committed (needs Node.js an
 
 .PHONY: screenshots
 screenshots: programs chromium ## Take docs/page.png from a real run, in headless Chromium
-	$(BIN)/python -m tests.support.screenshots docs/page.png
+	$(BIN)/python -m tests.support.page.screenshots docs/page.png
 
 .PHONY: dist
 dist: programs ## Wheel and chart, into dist/

@@ -24,7 +24,7 @@ from thunderfleet_lib.modelstore.store import Store
 
 from tests.bench.copymac import PORT
 from tests.bench.figures import Bound, Figure
-from tests.support.copies import REPOSITORY, content, fill, make_identity, manifest
+from tests.support.models.copies import REPOSITORY, content, fill, make_identity, manifest
 
 MEGABYTE = 10**6
 IPERF_SECONDS = 4

@@ -21,7 +21,7 @@ from thunderfleet_agent.peers import identity
 from thunderfleet_agent.peers.dial_plan import PeerAddress
 from thunderfleet_lib.modelstore.manifest import load
 
-from tests.support.copies import Mac
+from tests.support.models.copies import Mac
 
 PORT = 9440
 

@@ -25,8 +25,8 @@ from thunderfleet_kubelet.node.machine import here
 
 from tests.bench.copies import LIMIT_SECONDS, MEGABYTE, NotMeasured, Say, bench_of_copies
 from tests.bench.figures import Bound, Figure
-from tests.support.copies import content
-from tests.support.registry import Entry, Layer, Registry, save
+from tests.support.images.registry import Entry, Layer, Registry, save
+from tests.support.models.copies import content
 
 PORT = 18090
 NAME = "bench/image"
@@ -76,7 +76,7 @@ def figures(repeats: int, say: Say, rate: str = "1gbit", size: int = 1000 * MEGA
         folder.mkdir()
         save(registry, folder)
         urls = [f"http://{host}/v2/{NAME}/blobs/{digest}" for digest, blob in registry.blobs.items() if len(blob) > MEGABYTE]
-        server = _in(bench.space(1), sys.executable, "-m", "tests.support.registry", str(folder), str(PORT), address)
+        server = _in(bench.space(1), sys.executable, "-m", "tests.support.images.registry", str(folder), str(PORT), address)
         try:
             _until(folder / "ready")
             return _measure(bench.space(2), Path(disk), host, urls, repeats, say, f"{size / 1e9:.2g} GB, {rate}")

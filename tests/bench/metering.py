@@ -20,9 +20,9 @@ from thunderfleet_runner.api.intake import Intake
 
 from tests.bench.figures import Bound, Figure, table
 from tests.bench.simulated import Stepping
-from tests.support.router import Kit, client_of
-from tests.support.routing import Model
-from tests.support.scriptedgroup import Script
+from tests.support.routers.router import Kit, client_of
+from tests.support.routers.routing import Model
+from tests.support.routers.scriptedgroup import Script
 
 Say = Callable[[str], None]
 TOKENS = 48

@@ -17,9 +17,9 @@ from thunderfleet_view.web import assets
 from tests.bench.figures import Bound, Figure
 from tests.bench.line import BenchFailed
 from tests.bench.processes import Usage, all_processes, descendants, idle_share, usage
-from tests.support import browser as browsers
-from tests.support.browser import Browser
-from tests.support.fleetpage import FleetApi, cable, fleet
+from tests.support.page import browser as browsers
+from tests.support.page.browser import Browser
+from tests.support.page.fleetpage import FleetApi, cable, fleet
 from tests.support.waiting import until
 
 MACS, PART = 1000, 7

@@ -22,7 +22,7 @@ from thunderfleet_runner.host import preflight
 from tests.bench import formation, models
 from tests.bench.figures import Bound, Figure, table
 from tests.bench.line import BenchFailed, Line
-from tests.support import copymodel
+from tests.support.models import copymodel
 
 STARTS = 200
 VOCABULARY = 1000

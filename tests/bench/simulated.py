@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from thunderfleet_lib.net.listener import allow_descriptors
 
-from tests.support.router import Kit
-from tests.support.routing import Gateway, Model
+from tests.support.routers.router import Kit
+from tests.support.routers.routing import Gateway, Model
 
 START_SECONDS = 30.0
 

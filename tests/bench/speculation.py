@@ -22,7 +22,7 @@ from mlx_lm.generate import BatchGenerator
 from thunderfleet_runner.rank import mlxlm
 
 from tests.bench.figures import Bound, Figure, table
-from tests.support import copymodel
+from tests.support.models import copymodel
 
 LAYERS = 22
 VOCABULARY = 4096

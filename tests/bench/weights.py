@@ -19,7 +19,7 @@ from thunderfleet_lib.modelstore.store import Store
 
 from tests.bench.copies import LIMIT_SECONDS, MEGABYTE, CopyBench, NotMeasured, Say, bench_of_copies, fetch
 from tests.bench.figures import Bound, Figure
-from tests.support.copies import REPOSITORY, content
+from tests.support.models.copies import REPOSITORY, content
 
 HUB_PORT = 18080
 USED_CABLE = 25 * MEGABYTE

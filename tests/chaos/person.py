@@ -27,7 +27,7 @@ from thunderfleet_view.why import State, Step, left, why
 
 from tests.chaos.culprit import Channel, Culprit, Look
 from tests.support.line import CHART, PROMETHEUS_PORT, Line
-from tests.support.prometheusserver import Prometheus, beside, scraping
+from tests.support.monitoring.prometheusserver import Prometheus, beside, scraping
 
 Json = dict[str, Any]
 

@@ -6,8 +6,8 @@ import uuid
 import mlx.core as mx
 from thunderfleet_runner.rank.checks import kernels
 
-from tests.support import copymodel
 from tests.support.line import Deploy, Line, condition
+from tests.support.models import copymodel
 
 VOCABULARY = 1000
 """Enough for the shortest passage."""

@@ -13,7 +13,7 @@ import pytest
 from thunderfleet_localcluster.models import tinymodel
 
 from tests.support.line import Alone, Deploy, Deployment, Line, condition
-from tests.support.tiers import quick
+from tests.support.suite.tiers import quick
 from tests.support.waiting import until
 
 Json = dict[str, Any]

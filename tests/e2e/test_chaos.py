@@ -7,7 +7,7 @@ import pytest
 from tests.chaos import fleet
 from tests.chaos.plan import Action, Blow, Episode, Fault, Shape, Stage, Step, Target
 from tests.chaos.run import Runner
-from tests.support.tiers import quick
+from tests.support.suite.tiers import quick
 
 MACS = 3
 

@@ -13,9 +13,9 @@ from thunderfleet_localcluster.models import tinymodel
 from tests.e2e.conftest import DESK, started
 from tests.e2e.test_lifecycle import asking
 from tests.e2e.test_router import ONE_MAC
-from tests.support import distribution
+from tests.support.images import distribution
+from tests.support.images.registry import Registry, save
 from tests.support.line import CHART, INSTALL_SECONDS, MODEL, SYSTEM, Line, discovered
-from tests.support.registry import Registry, save
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.soak

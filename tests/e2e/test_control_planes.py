@@ -14,7 +14,7 @@ import pytest
 from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.client.control import remove
 
-from tests.support.installed import SECONDS, Mac
+from tests.support.install.installed import SECONDS, Mac
 from tests.support.line import condition
 from tests.support.waiting import until
 

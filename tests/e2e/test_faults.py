@@ -21,7 +21,7 @@ from thunderfleet_view.problems import silent_macs
 from thunderfleet_view.renewals import noted
 
 from tests.support.line import Alone, Deploy, Deployment, Line, condition
-from tests.support.tiers import quick
+from tests.support.suite.tiers import quick
 from tests.support.waiting import until
 
 Json = dict[str, Any]

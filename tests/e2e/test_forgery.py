@@ -27,7 +27,7 @@ from thunderfleet_operator.act.keys import unsigned_group_keys
 from thunderfleet_operator.act.operator_key import KEY_FIELD
 
 from tests.support.line import CHART, MANAGED, READY_SECONDS, SYSTEM, Deploy, Deployment, Line, condition, manifest
-from tests.support.tiers import quick
+from tests.support.suite.tiers import quick
 from tests.support.waiting import until
 
 Json = dict[str, Any]

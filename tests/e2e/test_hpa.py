@@ -15,8 +15,8 @@ import yaml
 from thunderfleet_lib.net import tls
 
 from tests.e2e.test_router import ONE_MAC, ROUTERS, ask, routers, upgrade
-from tests.support.externalmetrics import GROUP_VERSION
 from tests.support.line import Deployment, Line
+from tests.support.monitoring.externalmetrics import GROUP_VERSION
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.soak
@@ -143,7 +143,7 @@ def adapter(line: Line, tmp_path: Path) -> Iterator[Adapter]:
     (tmp_path / "tls.crt").write_bytes(tls.certificate_pem(built))
     (tmp_path / "tls.key").write_bytes(tls.key_pem(key))
     (tmp_path / "targets").touch()
-    program = [sys.executable, "-m", "tests.support.externalmetrics", str(tmp_path), str(machine.address), str(PORT)]
+    program = [sys.executable, "-m", "tests.support.monitoring.externalmetrics", str(tmp_path), str(machine.address), str(PORT)]
     root, pid = Path(__file__).parents[2], tmp_path / "pid"
     command = f"cd {root}; {shlex.join(program)} >{tmp_path / 'log'} 2>&1 & echo $! >{pid}"
     started = machine.run(["sh", "-c", command])

@@ -21,7 +21,7 @@ import pytest
 import yaml
 from thunderfleet_localcluster.client.cluster import Cluster
 
-from tests.support import oci
+from tests.support.images import oci
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.soak, pytest.mark.linux]

@@ -16,8 +16,8 @@ from thunderfleet_kubelet.node.machine import here
 from thunderfleet_localcluster.client.cluster import Cluster, Machine
 from thunderfleet_localcluster.errors import LocalClusterError
 
-from tests.support import distribution
-from tests.support.registry import Entry, Layer, Registry, folder, save, script
+from tests.support.images import distribution
+from tests.support.images.registry import Entry, Layer, Registry, folder, save, script
 from tests.support.waiting import until
 
 Json = dict[str, Any]
@@ -44,7 +44,7 @@ class Fleet:
     def start(self) -> None:
         self.publish()
         (self.folder / "log").touch()
-        command = shlex.join([sys.executable, "-m", "tests.support.registry", str(self.folder), str(PORT)])
+        command = shlex.join([sys.executable, "-m", "tests.support.images.registry", str(self.folder), str(PORT)])
         where = f"cd {shlex.quote(str(Path(__file__).parents[2]))}"
         # It ends with the cluster's machine.
         self.mac.run(

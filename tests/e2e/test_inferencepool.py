@@ -10,7 +10,7 @@ import yaml
 from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.errors import LocalClusterError
 
-from tests.support.otherkinds import INFERENCE_EXTENSION
+from tests.support.otherprojects.otherkinds import INFERENCE_EXTENSION
 from tests.support.waiting import until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "inferencepool.yaml"

@@ -20,9 +20,9 @@ from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_localcluster.network.namespaces import program
 
-from tests.support.installed import DAEMONS, PROGRAMS, SECONDS, Mac
-from tests.support.tiers import quick
-from tests.support.upgrading import ASKER, next_version, version_of
+from tests.support.install.installed import DAEMONS, PROGRAMS, SECONDS, Mac
+from tests.support.install.upgrading import ASKER, next_version, version_of
+from tests.support.suite.tiers import quick
 from tests.support.waiting import until
 
 FLEET = """

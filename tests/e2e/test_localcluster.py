@@ -28,8 +28,8 @@ from thunderfleet_localcluster.cluster_folder import ClusterFolder
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.network.namespaces import can_isolate
 
-from tests.support.proxy import proxy_headers
-from tests.support.tiers import quick
+from tests.support.network.proxy import proxy_headers
+from tests.support.suite.tiers import quick
 from tests.support.waiting import until
 
 FLEET = """

@@ -15,9 +15,9 @@ from thunderfleet_controlplane.assets import METRICS_SERVER
 from thunderfleet_lib.quantity import to_bytes
 from thunderfleet_localcluster.programs import find_programs
 
-from tests.support import oldkubectl
 from tests.support.api import Unreachable
 from tests.support.line import Deployment, Line
+from tests.support.otherprojects import oldkubectl
 from tests.support.waiting import until
 
 Json = dict[str, Any]

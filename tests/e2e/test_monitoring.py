@@ -19,8 +19,8 @@ from thunderfleet_lib.csr.rules import CONTROL_PLANE_LABEL
 from thunderfleet_localcluster.programs import find_programs
 
 from tests.support.line import PROMETHEUS_PORT, Deployment, Line
-from tests.support.panels import dashboards, filled, generated, queries
-from tests.support.prometheusserver import STACK_PAGES, Prometheus, promtool, scraping, started
+from tests.support.monitoring.panels import dashboards, filled, generated, queries
+from tests.support.monitoring.prometheusserver import STACK_PAGES, Prometheus, promtool, scraping, started
 from tests.support.waiting import until
 
 Json = dict[str, Any]

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.support import oldkubectl
 from tests.support.kubelets import LISTEN, MAC, SECONDS, Fleet, alive_with, container, first, pod, use_terminal
+from tests.support.otherprojects import oldkubectl
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.soak

@@ -14,7 +14,7 @@ import yaml
 from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.errors import LocalClusterError
 
-from tests.support.otherkinds import GATEWAY_API, KEDA, Module
+from tests.support.otherprojects.otherkinds import GATEWAY_API, KEDA, Module
 from tests.support.waiting import until
 
 Json = dict[str, Any]

@@ -13,11 +13,11 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
-from tests.support import browser as browsers
 from tests.support.api import OURS
-from tests.support.browser import Browser
 from tests.support.line import SYSTEM, Deployment, Line, condition
-from tests.support.screenshots import page_address
+from tests.support.page import browser as browsers
+from tests.support.page.browser import Browser
+from tests.support.page.screenshots import page_address
 from tests.support.waiting import until
 
 Json = dict[str, Any]

@@ -14,10 +14,10 @@ from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_localcluster.programs import find_programs
 
-from tests.support.fetching import HUB_MACHINE, Copies, configure, start_hub, stop_server, store
 from tests.support.line import MEASURED, PROMETHEUS_PORT, Deployment, Json, Line, chat, on_fleet
-from tests.support.panels import generated, queries
-from tests.support.prometheusserver import Prometheus, started
+from tests.support.models.fetching import HUB_MACHINE, Copies, configure, start_hub, stop_server, store
+from tests.support.monitoring.panels import generated, queries
+from tests.support.monitoring.prometheusserver import Prometheus, started
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.soak

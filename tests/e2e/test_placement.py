@@ -13,7 +13,7 @@ from thunderfleet_lib.quantity import to_bytes
 from thunderfleet_localcluster.models import tinymodel
 
 from tests.support.line import Alone, Deploy, Deployment, Line, condition, on_fleet
-from tests.support.tiers import quick
+from tests.support.suite.tiers import quick
 from tests.support.waiting import until
 
 Json = dict[str, Any]

@@ -10,7 +10,7 @@ import yaml
 from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.errors import LocalClusterError
 
-from tests.support import prometheusoperator
+from tests.support.monitoring import prometheusoperator
 from tests.support.waiting import until
 
 Json = dict[str, Any]

@@ -8,10 +8,10 @@ import pytest
 import yaml
 from thunderfleet_localcluster.client.cluster import Cluster
 
-from tests.support import distribution, fleetimage
+from tests.support.images import distribution, fleetimage
+from tests.support.images.registry import Registry, save
+from tests.support.install.upgrading import version_of
 from tests.support.line import CHART, SYSTEM, Deployment, Line, discovered, on_fleet
-from tests.support.registry import Registry, save
-from tests.support.upgrading import version_of
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.soak

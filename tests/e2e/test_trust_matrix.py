@@ -30,9 +30,9 @@ from thunderfleet_lib.host.hostcmd import Host
 from thunderfleet_localcluster.client.cluster import Cluster
 
 from tests.support.api import OURS
-from tests.support.https import client_context
 from tests.support.line import PROMETHEUS_PORT, SYSTEM, Deployment, Line
-from tests.support.proxy import proxy_headers
+from tests.support.network.https import client_context
+from tests.support.network.proxy import proxy_headers
 from tests.support.trust import API, CALLERS, IDENTITIES, PORTS, Action, Knock, grid
 from tests.support.waiting import until
 

@@ -12,8 +12,8 @@ from thunderfleet_localcluster.models import tinymodel
 
 from tests.e2e.conftest import DESK, started
 from tests.e2e.test_lifecycle import asking
+from tests.support.install.upgrading import release_of, version_of
 from tests.support.line import CHART, INSTALL_SECONDS, MODEL, SYSTEM, Deployment, Line, condition, discovered
-from tests.support.upgrading import release_of, version_of
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.soak

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from thunderfleet_localcluster.models import tinymodel
 
-from tests.support import largemodel, shardedmodel
-from tests.support.fetching import (
+from tests.support.line import MODEL, Alone, Deploy, Deployment, Line, chat, condition
+from tests.support.models import largemodel, shardedmodel
+from tests.support.models.fetching import (
     HUB_MACHINE,
     Copies,
     configure,
@@ -27,8 +28,7 @@ from tests.support.fetching import (
     start_server,
     stop_server,
 )
-from tests.support.folders import read, with_list
-from tests.support.line import MODEL, Alone, Deploy, Deployment, Line, chat, condition
+from tests.support.models.folders import read, with_list
 from tests.support.waiting import until
 
 REPOSITORY = "fresh/tiny"
@@ -85,7 +85,7 @@ def hub(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     )
     # Beside it, a server with HTTPS at two ports. Both may be asked, but only the first one may have a private address.
     tinymodel.make(folder / "at-uri", layers=URI_LAYERS)
-    command = [sys.executable, "-m", "tests.support.folders", address, str(URI_PORT), f"{folder}/authority.pem"]
+    command = [sys.executable, "-m", "tests.support.models.folders", address, str(URI_PORT), f"{folder}/authority.pem"]
     command.append(f"tiny={folder / 'at-uri'}")
     start_server(line, "uri", command)
     first = f"{address}:{URI_PORT}"

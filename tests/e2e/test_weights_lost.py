@@ -13,7 +13,8 @@ import pytest
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.models import tinymodel
 
-from tests.support.fetching import (
+from tests.support.line import Alone, Deploy, Line, chat, condition
+from tests.support.models.fetching import (
     HUB_MACHINE,
     Copies,
     configure,
@@ -24,7 +25,6 @@ from tests.support.fetching import (
     stop_server,
     store,
 )
-from tests.support.line import Alone, Deploy, Line, chat, condition
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.soak

@@ -14,8 +14,8 @@ from thunderfleet_localcluster.client.cluster import ADMIN_KUBECONFIG, Cluster
 from thunderfleet_localcluster.client.control import remove
 from thunderfleet_localcluster.models import demo_model
 
-from tests.support import wheel
-from tests.support.installed import PROGRAMS, Mac
+from tests.support.install import wheel
+from tests.support.install.installed import PROGRAMS, Mac
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.soak

@@ -29,7 +29,7 @@ from thunderfleet_agent.peers.identity import Identity
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_lib.modelstore.store import Busy
 
-from tests.support.copies import HOLD_SECONDS, REPOSITORY, Fleet, Mac, content, entry, fill, make_identity, manifest, run
+from tests.support.models.copies import HOLD_SECONDS, REPOSITORY, Fleet, Mac, content, entry, fill, make_identity, manifest, run
 from tests.support.waiting import until_async
 
 SMALL = {"config.json": b'{"model_type": "qwen2"}', "empty.txt": b"", "sub/größe 🦊.txt": b"fox", "tokenizer.json": b"[]"}
@@ -552,13 +552,13 @@ async def test_a_disk_that_fills_up_stops_the_copy_and_keeps_what_arrived(
 KILLED = """
 import sys
 from pathlib import Path
-from tests.support.copies import Mac, manifest, content
+from tests.support.models.copies import Mac, manifest, content
 from thunderfleet_agent.copies.ways.pace import Pace
 from thunderfleet_agent.copies.ways.paths import Path as Way_, Way
 from thunderfleet_agent.copies.transfer import Transfer, Network
 from thunderfleet_agent.peers import identity
 from thunderfleet_agent.peers.dial_plan import PeerAddress
-from tests.support.copies import CHUNKS_OF_KILL
+from tests.support.models.copies import CHUNKS_OF_KILL
 folder, root, node, address, port, sha256 = sys.argv[1:]
 made = identity.load(Path(folder))
 files = {"model.safetensors": content(11, CHUNKS_OF_KILL)}
@@ -575,7 +575,7 @@ transfer.run()
 async def test_a_killed_agent_continues_and_nothing_incomplete_is_seen(
     fleet: Fleet, tmp_path: Path, seed: int, made: Identity, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    from tests.support.copies import CHUNKS_OF_KILL
+    from tests.support.models.copies import CHUNKS_OF_KILL
 
     files = {"model.safetensors": content(11, CHUNKS_OF_KILL)}
     source, whole = await holder(fleet, files), manifest(files)

@@ -25,7 +25,7 @@ from thunderfleet_crds.vocabulary import CopyPhase, CopySource
 from thunderfleet_crds.weights.copies import MacCopy
 from thunderfleet_lib.modelstore.manifest import Manifest
 
-from tests.support.copies import COMMIT, REPOSITORY, Fleet, Mac, content, fill, make_identity, manifest
+from tests.support.models.copies import COMMIT, REPOSITORY, Fleet, Mac, content, fill, make_identity, manifest
 from tests.support.waiting import until_async
 
 FILES = {"config.json": b"{}", "model.safetensors": content(21, 3 * CHUNK_BYTES + 5)}

@@ -44,9 +44,9 @@ from thunderfleet_agent.server import AGENT_CONNECTIONS, Server
 from thunderfleet_crds.kinds.nodeprofile import Agent, GroupUse
 from thunderfleet_crds.vocabulary import MeasurementTransport
 
-from tests.support.ports import claim
+from tests.support.network.ports import claim
 from tests.support.processes import PROC
-from tests.support.tiers import quick
+from tests.support.suite.tiers import quick
 
 Until = Callable[..., Awaitable[None]]
 

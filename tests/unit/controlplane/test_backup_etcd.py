@@ -22,7 +22,7 @@ from thunderfleet_controlplane.pki import make_pki
 from thunderfleet_lib.host.hostcmd import BlockingHost
 from thunderfleet_localcluster.programs import find_programs
 
-from tests.support.ports import claim
+from tests.support.network.ports import claim
 from tests.support.waiting import until
 
 CLIENT, PEER = claim(2)

@@ -30,7 +30,7 @@ from thunderfleet_localcluster.fleet.file import parse_fleet
 from thunderfleet_localcluster.fleet.layout import plan_layout
 from thunderfleet_localcluster.recorded.folder import write_machine
 
-from tests.support.ports import claim
+from tests.support.network.ports import claim
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of other users")
 

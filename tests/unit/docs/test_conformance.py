@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from thunderfleet_controlplane.assets import KUBERNETES
 
-from tests.support.nodeconformance import names
+from tests.support.otherprojects.nodeconformance import names
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "conformance.md").read_text()

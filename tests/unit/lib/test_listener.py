@@ -13,8 +13,8 @@ from thunderfleet_lib.net import listener
 from thunderfleet_lib.net.listener import Listener
 from thunderfleet_lib.net.unclaimed import ADDRESS_BYTES, HEAD_BYTES
 
-from tests.support.connections import HeldConnections
-from tests.support.ports import claim
+from tests.support.network.connections import HeldConnections
+from tests.support.network.ports import claim
 from tests.support.waiting import until_async
 
 

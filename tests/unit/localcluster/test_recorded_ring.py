@@ -9,7 +9,7 @@ from pathlib import Path
 import mlx.core as mx
 from thunderfleet_localcluster.recorded import jaccl
 
-from tests.support.ports import claim
+from tests.support.network.ports import claim
 
 # Prints how many sockets are changed at the first and the second call, and which of four block then: two of TCP, two others.
 SOCKETS = """

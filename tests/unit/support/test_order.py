@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.support.order import GROUPS, LONGEST, SLOW, file_of, group_of
+from tests.support.suite.order import GROUPS, LONGEST, SLOW, file_of, group_of
 
 TESTS = Path(__file__).parents[2]
 

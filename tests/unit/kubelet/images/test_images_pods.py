@@ -21,8 +21,8 @@ from thunderfleet_kubelet.pods import evictor
 from thunderfleet_kubelet.pressure import DiskState, FileSystem, Met, parse_threshold
 from thunderfleet_lib.backoff import Backoff
 
+from tests.support.images.registry import Entry, Registry, folder, pull_secret, script
 from tests.support.pods import KUBELET, USERS, World, state
-from tests.support.registry import Entry, Registry, folder, pull_secret, script
 
 Json = dict[str, Any]
 

@@ -34,7 +34,7 @@ from thunderfleet_kubelet.node.machine import here
 from thunderfleet_kubelet.pressure import FileSystem
 from thunderfleet_lib.backoff import Backoff
 
-from tests.support.registry import Entry, Layer, Registry, basic, digest_of, script
+from tests.support.images.registry import Entry, Layer, Registry, basic, digest_of, script
 from tests.support.waiting import ASYNC_WAIT_SECONDS, until_async
 
 ALICE = Credential("alice", "wonder-land")

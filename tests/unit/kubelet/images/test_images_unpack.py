@@ -22,7 +22,7 @@ from thunderfleet_kubelet.images.store import Store
 from thunderfleet_kubelet.images.unpack import unpack
 from thunderfleet_kubelet.images.unpacking import unpack as in_process
 
-from tests.support.registry import Entry, Layer, digest_of, folder, link, script, tar
+from tests.support.images.registry import Entry, Layer, digest_of, folder, link, script, tar
 from tests.support.waiting import ASYNC_WAIT_SECONDS, until_async
 
 MIB = 1024**2

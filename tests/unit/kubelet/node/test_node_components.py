@@ -13,7 +13,7 @@ from thunderfleet_kubelet.node import components
 from thunderfleet_kubelet.node.components import FAILURES, ComponentWatch
 from thunderfleet_kubelet.serving.metrics import Metrics
 
-from tests.support.folders import Authority
+from tests.support.models.folders import Authority
 
 UP = 'thunderfleet_control_plane_component_up{component="kube-scheduler",node="studio-1"}'
 

@@ -14,7 +14,7 @@ from thunderfleet_lib.host.hostcmd import BlockingHost
 from thunderfleet_lib.kube import ApiError, Kube
 from thunderfleet_lib.macnet.subnets import DEFAULT_NETWORK, cable_address
 
-from tests.support.mac_network import BRIDGED, SERVER, Mac, persistent
+from tests.support.network.mac_network import BRIDGED, SERVER, Mac, persistent
 
 
 def link(one: tuple[str, int], other: tuple[str, int], seen: bool = True, by: tuple[str, ...] = ("a", "b")) -> dict[str, Any]:

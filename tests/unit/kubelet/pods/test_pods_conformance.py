@@ -12,7 +12,7 @@ from aiohttp import web
 from thunderfleet_kubelet.containers import usage
 from thunderfleet_lib.net import tls
 
-from tests.support import grpchealth
+from tests.support.network import grpchealth
 from tests.support.pods import World, sh
 
 Json = dict[str, Any]

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thunderfleet_kubelet.pods.act import grpc_health, probes
 
-from tests.support.grpchealth import Server, serving
+from tests.support.network.grpchealth import Server, serving
 from tests.support.pods import World, sh
 
 Json = dict[str, Any]

@@ -18,8 +18,8 @@ from thunderfleet_kubelet.serving.portforward.frames import Data, FrameReader, F
 from thunderfleet_kubelet.serving.portforward.headers import BLOCK_BYTES, Compressor, Decompressor, HeaderError
 from thunderfleet_kubelet.serving.portforward.tunnel import Places, Tunnel
 
+from tests.support.network.ports import claim
 from tests.support.pods import World, sh
-from tests.support.ports import claim
 from tests.support.waiting import until_async
 
 # What the SPDY library of kubectl (moby/spdystream) writes: two streams, the end of one, data, a ping, a reset, a farewell.

@@ -22,7 +22,7 @@ from thunderfleet_runner.intake.pooling import vector_size
 from thunderfleet_runner.rank import mlxlm
 from transformers import AutoTokenizer
 
-from tests.support import embeddingmodel
+from tests.support.models import embeddingmodel
 from tests.support.waiting import until_async
 
 MODEL = "org/Qwen3-Embedding-tiny"

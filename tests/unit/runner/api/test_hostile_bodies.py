@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 from thunderfleet_localcluster.models import tinymodel
 
-from tests.support.tiers import quick
+from tests.support.suite.tiers import quick
 
 HOSTILE = Path(__file__).parents[1] / "hostile_bodies.py"
 MODEL = "thunderfleet/tiny"

@@ -21,7 +21,7 @@ from thunderfleet_runner import protocol
 from thunderfleet_runner.api.http import gateway
 from thunderfleet_runner.net import control
 
-from tests.support.connections import HeldConnections
+from tests.support.network.connections import HeldConnections
 
 KEY = "the-deployments-key"
 NOISE = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03GET / HTTP/1.1\r\n\r\n" + bytes(range(256)) * 8

@@ -14,7 +14,7 @@ from thunderfleet_runner import protocol
 from thunderfleet_runner.host import preflight
 from thunderfleet_runner.host.rankprocess import RANK_MODULE
 
-from tests.support import copymodel
+from tests.support.models import copymodel
 
 pytestmark = pytest.mark.usefixtures("without_compiler")
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from tests.support import gomodules
+from tests.support.otherprojects import gomodules
 
 
 @dataclass(frozen=True)

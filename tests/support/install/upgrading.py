@@ -55,7 +55,7 @@ def next_version(cluster: Cluster, version: str) -> Path:
 
 def release_of(cluster: Cluster, commit: str, version: str) -> tuple[Path, Path]:
     """An installation like the image of the cluster with our packages of a commit, and its chart. Needs the history of git."""
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     sources, target = cluster.folder.root / f"sources-{version}", cluster.folder.root / version
     archive = subprocess.run(["git", "archive", commit], cwd=root, capture_output=True, timeout=SECONDS, check=False)
     # A clone without history cannot test an upgrade from it.

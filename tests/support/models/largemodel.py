@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from thunderfleet_localcluster.models import tinymodel
 
-from tests.support.shardedmodel import header
+from tests.support.models.shardedmodel import header
 
 LAYERS = 64
 SLICE_BYTES = 64 * 2**20

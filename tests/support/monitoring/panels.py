@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import yaml
 
-from tests.support import prometheusoperator
 from tests.support.line import CHART, SYSTEM, Line
-from tests.support.prometheusserver import access, kubelets
+from tests.support.monitoring import prometheusoperator
+from tests.support.monitoring.prometheusserver import access, kubelets
 
 Json = dict[str, Any]
 

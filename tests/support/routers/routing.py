@@ -12,7 +12,7 @@ from thunderfleet_crds.exchange import routing
 from thunderfleet_crds.exchange.routing import AcceptedKey, GroupKey, KeyLimits, Routes
 from thunderfleet_lib.httpapi import routed
 
-from tests.support.ports import claim
+from tests.support.network.ports import claim
 
 ROUTING_KEY = b"r" * 32
 KEYS = {routing.key_id(ROUTING_KEY): ROUTING_KEY}

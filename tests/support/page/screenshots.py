@@ -1,6 +1,6 @@
 """Takes the pictures of the documentation from a real run: recorded Macs, the chart, models, and the page in Chromium.
 
-``python -m tests.support.screenshots FILE`` (``make screenshots``).
+``python -m tests.support.page.screenshots FILE`` (``make screenshots``).
 """
 
 import contextlib
@@ -12,8 +12,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.support.browser import browser
 from tests.support.line import MODEL, Deployment, Line, on_fleet
+from tests.support.page.browser import browser
 from tests.support.waiting import until
 
 MAC = "  - {{name: studio-{0}, model: Mac Studio (M3 Ultra), memory: 512 GB, rdma: true, jaccl: recorded}}\n"

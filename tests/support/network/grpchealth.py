@@ -1,6 +1,7 @@
-"""A real gRPC server with the standard health service, in a process of its own: ``python -m tests.support.grpchealth [KIND]``.
+"""A real gRPC server with the standard health service, in a process of its own.
 
-It prints its port. ``SERVICE=STATUS`` lines on its standard input set the status of a service, and it repeats each line then.
+``python -m tests.support.network.grpchealth [KIND]`` prints its port. ``SERVICE=STATUS`` lines on its standard input set the
+status of a service, and it repeats each line then.
 KIND: ``plain`` has the services "" and "sick"; ``slow`` never answers; ``other`` has no health service.
 """
 
@@ -38,8 +39,8 @@ class Server:
 @contextlib.contextmanager
 def serving(kind: str = "plain") -> Iterator[Server]:
     """A server that runs in this block. Its library must not be in a process that forks, such as that of the tests."""
-    command = [sys.executable, "-m", "tests.support.grpchealth", kind]
-    root = Path(__file__).parents[2]
+    command = [sys.executable, "-m", "tests.support.network.grpchealth", kind]
+    root = Path(__file__).parents[3]
     with subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield Server(process)

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from thunderfleet_localcluster.client.cluster import Machine
 
-from tests.support import gomodules
+from tests.support.otherprojects import gomodules
 from tests.support.waiting import until
 
 PACKAGE = "github.com/distribution/distribution/v3/cmd/registry"
@@ -33,8 +33,8 @@ def start(machine: Machine, images: Path, host: str) -> Path:
     # It sends traces to this machine's port 4318 otherwise.
     command = f"OTEL_TRACES_EXPORTER=none exec {shlex.join([str(program()), 'serve', str(file)])}"
     machine.run(["sh", "-c", f"({command}) >{output} 2>&1 & echo $! >{machine.folder}/distribution.pid"])
-    where = f"cd {shlex.quote(str(Path(__file__).parents[2]))}"
-    pushing = shlex.join([sys.executable, "-m", "tests.support.distribution", str(images), host])
+    where = f"cd {shlex.quote(str(Path(__file__).parents[3]))}"
+    pushing = shlex.join([sys.executable, "-m", "tests.support.images.distribution", str(images), host])
 
     def pushed() -> bool:
         return machine.run(["sh", "-c", f"{where}; {pushing}"], seconds=PUSH_SECONDS).returncode == 0

@@ -20,7 +20,7 @@ from thunderfleet_view.web.chat import Chat
 from thunderfleet_view.web.server import Server
 from thunderfleet_view.web.sessions import Sessions
 
-from tests.support.ports import claim
+from tests.support.network.ports import claim
 
 Json = dict[str, Any]
 GIB: Final = 1 << 30

@@ -11,7 +11,7 @@ import yaml
 from tests.support.line import CHART, INSTALL_SECONDS, SYSTEM, Json, Line
 from tests.support.waiting import WAIT_SECONDS, until
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 HUB_MACHINE = "linux-1"
 HUB_PORT = 18080
 AGENT_METRICS_PORT = 9441

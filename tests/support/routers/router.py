@@ -12,7 +12,7 @@ from thunderfleet_router.http.metrics import RouterMetrics
 from thunderfleet_router.http.server import Server
 from thunderfleet_router.http.upstream import Upstream
 
-from tests.support.routing import KEYS, Model
+from tests.support.routers.routing import KEYS, Model
 
 Client = TestClient[Any, Any]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from tests.support import gomodules
+from tests.support.otherprojects import gomodules
 
 MODULE = "github.com/prometheus-operator/prometheus-operator@v0.85.0"
 SUM = "h1:M5xLCLEoaW2IJfnuCwFzzpL+jSVQu3KGT84Pye+fW8s="

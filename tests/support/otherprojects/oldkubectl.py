@@ -4,7 +4,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.support import gomodules
+from tests.support.otherprojects import gomodules
 
 VERSION = "v1.34.4"
 SECONDS = 120.0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from thunderfleet_image import mac
 
-from tests.support.registry import Entry, Layer, Registry, folder
+from tests.support.images.registry import Entry, Layer, Registry, folder
 
 PACKAGES = ("crds", "lib", "view", "operator", "agent", "runner", "router")
 

@@ -1,6 +1,6 @@
 """The API of external metrics, as an adapter serves it: how many requests of a ModelDeployment run or wait.
 
-``python -m tests.support.externalmetrics FOLDER ADDRESS PORT`` reads the metrics of the runners whose URLs are in
+``python -m tests.support.monitoring.externalmetrics FOLDER ADDRESS PORT`` reads the metrics of the runners whose URLs are in
 ``FOLDER/targets``, one a line, and serves with the certificate ``FOLDER/tls.crt`` and the key ``FOLDER/tls.key``. It answers
 only if it could read them all.
 """

@@ -22,7 +22,7 @@ class _TestBundle(Bundle):
 
 
 def program(module: str, name: str, package: str = ".", seconds: int = 120, flags: str = "-s -w") -> Path:
-    """A program of ``tests/support/go/MODULE``. ``seconds``: how long a build is expected to take. Raises AssetsError."""
+    """A program of ``go/MODULE`` beside this file. ``seconds``: how long a build is expected to take. Raises AssetsError."""
     bundle = _TestBundle(module, {name: (package, seconds)}, flags, given=False)
     return find_assets(lambda event: None, bundle, cache_folder() / module) / name
 
