@@ -10,10 +10,10 @@ from thunderfleet_crds.kinds.nodeprofile import NodeProfile
 from thunderfleet_crds.kinds.thunderboltlink import ThunderboltLink, link_name
 from thunderfleet_view.facts import Picture
 
-from tests.bench import commands, written
-from tests.bench.commands import RANKS, REACH, Samples, cables, objects
-from tests.bench.scale import deployment
-from tests.bench.written import SAMPLES, Sample
+from tests.bench.fleets import commands, written
+from tests.bench.fleets.commands import RANKS, REACH, Samples, cables, objects
+from tests.bench.fleets.scale import deployment
+from tests.bench.fleets.written import SAMPLES, Sample
 
 Json = dict[str, Any]
 MACS, DEPLOYMENTS = 40, 9
