@@ -19,20 +19,20 @@ PAGE = ROOT / "docs/security.md"
 ADVICE = ("advice or explanation: there is nothing that a test could show",)
 UNPROTECTED = ("says what is not protected: nothing is promised",)
 
-INIT = "e2e/test_init.py"
-PLANES = "e2e/test_control_planes.py"
+INIT = "e2e/install/test_init.py"
+PLANES = "e2e/install/test_control_planes.py"
 BACKUP = "unit/controlplane/test_backup_archive.py"
 SEALED = "unit/controlplane/test_sealed.py"
 PEERS = "unit/controlplane/test_peers.py"
 BALANCER = "unit/controlplane/test_balancer.py"
-MATRIX = "e2e/test_trust_matrix.py"
+MATRIX = "e2e/security/test_trust_matrix.py"
 FORGERY = "unit/operator/rounds/test_forgery.py"
-LIVE_FORGERY = "e2e/test_forgery.py"
+LIVE_FORGERY = "e2e/security/test_forgery.py"
 USERS = "unit/kubelet/pods/test_pods_users.py"
-ON_MACS = "e2e/test_pods_on_macs.py"
+ON_MACS = "e2e/security/test_pods_on_macs.py"
 CERTIFICATES = "unit/operator/rounds/test_serving_certificates.py"
-LIVE_CERTIFICATES = "e2e/test_certificates.py"
-JOINING = "e2e/test_joining.py"
+LIVE_CERTIFICATES = "e2e/security/test_certificates.py"
+JOINING = "e2e/security/test_joining.py"
 LISTENER = "unit/lib/test_listener.py"
 STRANGERS = "unit/runner/api/test_strangers.py"
 HOSTILE = "unit/runner/api/test_hostile_bodies.py"
@@ -145,7 +145,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "tokens of operator and agents |": ("token-operator", "token-agent", "token-agent-other"),
     "certificates of kubelets |": (
         f"{USERS}::test_a_pod_reaches_nothing_of_another_pod",
-        "e2e/test_kubelet_pods.py::test_a_pod_reads_nothing_of_another_pod",
+        "e2e/kubelet/test_kubelet_pods.py::test_a_pod_reads_nothing_of_another_pod",
     ),
     "keys of the cluster's authorities | every Mac": (
         f"{PLANES}::test_a_line_works_once_and_leaves_nothing",
@@ -177,7 +177,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "md-create",
         "md-create-b",
         "key-read",
-        "e2e/test_bad_input.py::test_a_model_that_no_mac_has_is_looked_for_until_it_comes",
+        "e2e/groups/test_bad_input.py::test_a_model_that_no_mac_has_is_looked_for_until_it_comes",
     ),
     "holder of an API key": (
         "gateway-keyed",
@@ -220,7 +220,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "It may list and watch the EndpointSlices": ADVICE,
     "If the chart value `pods.allowed` is": (
         "unit/chart/test_clusters.py::test_pods_on_macs_are_the_operators_if_the_value_says_so",
-        "e2e/test_chart.py::test_a_user_with_edit_makes_models_and_no_pod_on_a_mac",
+        "e2e/chart/test_chart.py::test_a_user_with_edit_makes_models_and_no_pod_on_a_mac",
     ),
     "kubelet | 10250": (
         "kubelet-healthz",
@@ -228,7 +228,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "kubelet-metrics",
         "kubelet-logs",
         "kubelet-exec",
-        "e2e/test_kubelet_streams.py::test_strangers_are_refused",
+        "e2e/kubelet/test_kubelet_streams.py::test_strangers_are_refused",
     ),
     "agent | `agent.port`": ("agent-peers",),
     "agent: copies of models |": (
@@ -257,10 +257,10 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "etcd",
         "scheduler",
         "controller-manager",
-        "e2e/test_localcluster.py::test_another_user_gets_no_answer_from_any_port",
+        "e2e/install/test_localcluster.py::test_another_user_gets_no_answer_from_any_port",
     ),
-    "HTTP proxy into": ("proxy", "e2e/test_localcluster.py::test_the_proxy_reaches_machines_only_and_needs_its_token"),
-    "commands of `thunderfleet`": ("e2e/test_localcluster.py::test_another_user_finds_no_secret_in_the_folder",),
+    "HTTP proxy into": ("proxy", "e2e/install/test_localcluster.py::test_the_proxy_reaches_machines_only_and_needs_its_token"),
+    "commands of `thunderfleet`": ("e2e/install/test_localcluster.py::test_another_user_finds_no_secret_in_the_folder",),
     "A Mac that `thunderfleet init` or `join` installed": ADVICE,
     "balancer | 6444": (f"{INIT}::test_strangers_get_nothing_from_the_ports_of_a_control_plane",),
     "The balancer has the rights": (f"{BALANCER}::test_the_balancer_asks_as_the_kubelet",),
@@ -298,7 +298,9 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "All listeners of pods and kubelets": (f"{MATRIX}::test_nothing_else_listens",),
     "[runner/README.md]": ADVICE,
     # Identities
-    "**Kubelets** have client certificates": ("e2e/test_kubelet.py::test_joined_node_has_certificates_and_renews_its_lease",),
+    "**Kubelets** have client certificates": (
+        "e2e/kubelet/test_kubelet.py::test_joined_node_has_certificates_and_renews_its_lease",
+    ),
     "The chart lets them read ThunderboltLinks": (
         "link-list",
         "unit/kubelet/node/test_node_ports.py::test_a_link_that_only_another_mac_reports_changes_nothing",
@@ -356,12 +358,12 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "unit/controlplane/test_approver.py::test_with_the_operator_serving_certificates_are_left_to_it",
     ),
     "**Agents** use the service account token": (
-        "e2e/test_chart.py::test_a_bound_token_names_its_node",
-        "e2e/test_chart.py::test_a_token_without_a_node_writes_nothing",
+        "e2e/chart/test_chart.py::test_a_bound_token_names_its_node",
+        "e2e/chart/test_chart.py::test_a_token_without_a_node_writes_nothing",
     ),
     "ValidatingAdmissionPolicies limit each agent": (
         *("np-own", "np-other", "link-own", "link-other", "link-between-others"),
-        "e2e/test_chart.py::test_the_receiver_measures",
+        "e2e/chart/test_chart.py::test_the_receiver_measures",
     ),
     "Connections between agents use": ("agent-peers", "unit/agent/test_reach.py::test_strangers_and_wrong_names_are_refused"),
     "**Runners** have no Kubernetes credentials": (f"{MATRIX}::test_runners_have_no_credentials",),
@@ -369,7 +371,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "control-state",
         "unit/operator/test_parts.py::test_keys_are_derived_and_differ_by_placement",
     ),
-    "**The operator** has the permissions": ("e2e/test_permissions.py::test_every_right_is_used_and_none_is_missing",),
+    "**The operator** has the permissions": ("e2e/security/test_permissions.py::test_every_right_is_used_and_none_is_missing",),
     "It may read the Leases": (
         "unit/chart/test_objects.py::test_the_operator_approves_for_one_signer_and_reads_few_objects_past_its_cache",
     ),
@@ -425,7 +427,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     ),
     # Pods on Macs
     "Containers on Macs are processes": ADVICE,
-    "The kubelet gives each pod its own user": ("e2e/test_line.py::test_runners_and_agents_have_users_of_their_own",),
+    "The kubelet gives each pod its own user": ("e2e/groups/test_line.py::test_runners_and_agents_have_users_of_their_own",),
     "No other pod's user can enter": (f"{USERS}::test_a_pod_reaches_nothing_of_another_pod",),
     "`runAsUser`, `runAsGroup`": (
         f"{USERS}::test_a_spec_cannot_name_the_user_of_another_pod",
@@ -443,10 +445,12 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "A kubelet that is not root": (
         "unit/kubelet/node/test_node_status.py::test_pods_that_share_a_user_are_a_condition_of_the_node",
     ),
-    "`kubectl describe node` shows": ("e2e/test_kubelet_pods.py::test_the_node_says_whether_pods_share_a_user",),
+    "`kubectl describe node` shows": ("e2e/kubelet/test_kubelet_pods.py::test_the_node_says_whether_pods_share_a_user",),
     "Namespaces that run models": ADVICE,
     "The policy `thunderfleet-mac-pods`": (f"{ON_MACS}::test_every_way_to_ask_for_a_mac_counts",),
-    "The kubelet of a Mac runs no other pods": ("e2e/test_kubelet_pods.py::test_pods_that_cannot_run_here_wait_and_say_why",),
+    "The kubelet of a Mac runs no other pods": (
+        "e2e/kubelet/test_kubelet_pods.py::test_pods_that_cannot_run_here_wait_and_say_why",
+    ),
     "created by the operator's service account": (
         f"{ON_MACS}::test_the_operators_pods_have_host_folders_and_are_not_root",
         "pod-root",
@@ -515,7 +519,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         f"{URIS}::test_a_host_that_is_not_listed_is_not_even_resolved",
         f"{URIS}::test_a_certificate_of_an_unknown_authority_or_for_another_name_is_refused",
         "unit/operator/weights/test_uris.py::test_no_pod_asks_a_host_that_is_not_allowed",
-        "e2e/test_bad_input.py::test_a_host_that_the_chart_does_not_allow_is_named_with_the_value_to_set",
+        "e2e/groups/test_bad_input.py::test_a_host_that_the_chart_does_not_allow_is_named_with_the_value_to_set",
     ),
     "Redirects are followed to these hosts only": (f"{URIS}::test_redirects_that_are_not_followed",),
     "Every address of such a host is checked": (
@@ -540,7 +544,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "Gateways speak plain HTTP": UNPROTECTED,
     "Put a TLS proxy": ADVICE,
     "Data on a Thunderbolt cable": UNPROTECTED,
-    "On a LAN the supervisors relay": ("e2e/test_relay.py::test_a_rings_ports_are_not_to_be_reached_from_the_lan",),
+    "On a LAN the supervisors relay": ("e2e/placement/test_relay.py::test_a_rings_ports_are_not_to_be_reached_from_the_lan",),
     "A user who may create pods can give": UNPROTECTED,
     "`thunderfleet-mac-pods` refuses those": ("pod-priority",),
     "Limit the use of PriorityClasses": ADVICE,

@@ -53,7 +53,7 @@ class Tool(Bundle):
 
     @property
     def module(self) -> Path:
-        return Path(__file__).parents[1] / "clients" / "kubeadm"
+        return Path(__file__).parents[2] / "clients" / "kubeadm"
 
 
 TOOL = Tool("kubeadm", {"kubeadm": ("k8s.io/kubernetes/cmd/kubeadm", 60)}, CONTROL_PLANE.flags, given=False)

@@ -45,7 +45,7 @@ class Fleet:
         self.publish()
         (self.folder / "log").touch()
         command = shlex.join([sys.executable, "-m", "tests.support.images.registry", str(self.folder), str(PORT)])
-        where = f"cd {shlex.quote(str(Path(__file__).parents[2]))}"
+        where = f"cd {shlex.quote(str(Path(__file__).parents[3]))}"
         # It ends with the cluster's machine.
         self.mac.run(
             ["sh", "-c", f"{where}; {command} >{shlex.quote(str(self.folder / 'output'))} 2>&1 & echo $! >{self.folder}/pid"]

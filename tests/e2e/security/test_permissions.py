@@ -20,7 +20,7 @@ from tests.support.waiting import until
 Json = dict[str, Any]
 Right = tuple[str, str, str]
 
-CHART = Path(__file__).parents[2] / "charts" / "thunderfleet"
+CHART = Path(__file__).parents[3] / "charts" / "thunderfleet"
 NAMESPACE = "thunderfleet-system"
 ACCOUNTS = ("thunderfleet-operator", "thunderfleet-agent", "thunderfleet-test")
 WAIT_SECONDS = 120.0

@@ -374,7 +374,7 @@ def test_another_mac_joins(macs: tuple[Mac, Mac], only_route: Path) -> None:
 def test_init_again_changes_nothing(macs: tuple[Mac, Mac]) -> None:
     mac = macs[0]
     before = mac.pids()
-    chart = str(Path(__file__).resolve().parents[2] / "charts/thunderfleet")
+    chart = str(Path(__file__).resolve().parents[3] / "charts/thunderfleet")
     mac.helm("upgrade", "thunderfleet", chart, "--reuse-values", "--set", "dashboard.enabled=false")
     said = mac.run(mac.program, "init")
     assert json.loads(mac.helm("get", "values", "thunderfleet", "-o", "json"))["dashboard"] == {"enabled": False}
@@ -517,7 +517,7 @@ def test_an_upgrade_fails_no_request_and_what_is_broken_is_rolled_back(cluster: 
     tinymodel.make(cluster.models / "nobody/tiny")
     newer, broken = next_version(cluster, "0.9.0"), next_version(cluster, "0.9.0.post1")
     models = f"agent.modelFolders={{{cluster.models}}},agent.modelsIntervalSeconds=2"
-    chart = str(Path(__file__).resolve().parents[2] / "charts/thunderfleet")
+    chart = str(Path(__file__).resolve().parents[3] / "charts/thunderfleet")
     first.helm("upgrade", "thunderfleet", chart, "--reuse-values", "--set", models)
     first.kubectl("apply", "-f", "-", text=MODEL.replace("nobody/has-it", "nobody/tiny").replace("kept", "serving"))
     until(lambda: first.field(".status.groups[0].state", "md", "serving") == "Ready", "the group serves", 120)
@@ -603,7 +603,7 @@ def test_two_macs_with_only_a_cable_serve_again_after_a_loss_of_power(cluster: C
     """The ports are back in their bridge when a Mac starts, and without the service of the bridge nothing has an address."""
     first, second = macs
     values = f"agent.modelFolders={{{cluster.models}}},agent.modelsIntervalSeconds=2"
-    chart = str(Path(__file__).resolve().parents[2] / "charts/thunderfleet")
+    chart = str(Path(__file__).resolve().parents[3] / "charts/thunderfleet")
     first.helm("upgrade", "thunderfleet", chart, "--reuse-values", "--set", values)
     tinymodel.make(cluster.models / "nobody/tiny")
     first.kubectl("apply", "-f", "-", text=BOTH)

@@ -25,7 +25,7 @@ from tests.support.waiting import until
 
 Json = dict[str, Any]
 
-CHART = Path(__file__).parents[2] / "charts" / "thunderfleet"
+CHART = Path(__file__).parents[3] / "charts" / "thunderfleet"
 SYSTEM = "thunderfleet-system"
 SCRAPE_SECONDS = 120.0
 # Panels that are empty while nothing is wrong, or where a part is not in use: routers, autoscaling, powermetrics. On the fleet

@@ -13,7 +13,7 @@ from thunderfleet_localcluster.errors import LocalClusterError
 from tests.support.otherprojects.otherkinds import INFERENCE_EXTENSION
 from tests.support.waiting import until
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "inferencepool.yaml"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "inferencepool.yaml"
 NAME = "inferencepools.inference.networking.k8s.io"
 FILE = "config/crd/bases/inference.networking.k8s.io_inferencepools.yaml"
 

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.linux]
 
 Json = dict[str, Any]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CHART = ROOT / "charts" / "thunderfleet"
 NAMESPACE = "thunderfleet-system"
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"

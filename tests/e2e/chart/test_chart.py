@@ -16,7 +16,7 @@ from tests.support.waiting import until_async
 
 Json = dict[str, Any]
 
-CHART = Path(__file__).parents[2] / "charts" / "thunderfleet"
+CHART = Path(__file__).parents[3] / "charts" / "thunderfleet"
 RELEASE = "thunderfleet"
 NAMESPACE = "thunderfleet-system"
 API = "thunderfleet.io/v1alpha1"

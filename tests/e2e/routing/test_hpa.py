@@ -14,7 +14,7 @@ import pytest
 import yaml
 from thunderfleet_lib.net import tls
 
-from tests.e2e.test_router import ONE_MAC, ROUTERS, ask, routers, upgrade
+from tests.e2e.routing.test_router import ONE_MAC, ROUTERS, ask, routers, upgrade
 from tests.support.line import Deployment, Line
 from tests.support.monitoring.externalmetrics import GROUP_VERSION
 from tests.support.waiting import until
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.soak
 
 Json = dict[str, Any]
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "outside" / "hpa.yaml"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "outside" / "hpa.yaml"
 NAME, PORT = "external-metrics", 10444
 CLIENTS = 6
 """More than the four requests for each group that the example allows, and at most as many as two groups are for."""
@@ -144,7 +144,7 @@ def adapter(line: Line, tmp_path: Path) -> Iterator[Adapter]:
     (tmp_path / "tls.key").write_bytes(tls.key_pem(key))
     (tmp_path / "targets").touch()
     program = [sys.executable, "-m", "tests.support.monitoring.externalmetrics", str(tmp_path), str(machine.address), str(PORT)]
-    root, pid = Path(__file__).parents[2], tmp_path / "pid"
+    root, pid = Path(__file__).parents[3], tmp_path / "pid"
     command = f"cd {root}; {shlex.join(program)} >{tmp_path / 'log'} 2>&1 & echo $! >{pid}"
     started = machine.run(["sh", "-c", command])
     assert started.returncode == 0, started.stderr

@@ -15,7 +15,7 @@ from thunderfleet_localcluster.programs import find_programs
 
 Json = dict[str, Any]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CHART = ROOT / "charts" / "thunderfleet"
 TROUBLESHOOT = ROOT / "docs" / "troubleshoot.md"
 RUNBOOK = "https://docs.example/troubleshoot.md"

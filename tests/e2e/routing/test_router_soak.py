@@ -15,7 +15,7 @@ import pytest
 from thunderfleet_lib.net import tls
 
 from tests.chaos.faults import KILL, RANK, hunt
-from tests.e2e.test_router import ROUTERS, SLEEPS, Asked, ask, asleep, pods, routers, store_keys, upgrade
+from tests.e2e.routing.test_router import ROUTERS, SLEEPS, Asked, ask, asleep, pods, routers, store_keys, upgrade
 from tests.support.line import SYSTEM, Answer, Deployment, Line, chat, condition, on_fleet
 from tests.support.waiting import until
 

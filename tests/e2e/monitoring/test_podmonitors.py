@@ -15,7 +15,7 @@ from tests.support.waiting import until
 
 Json = dict[str, Any]
 
-CHART = Path(__file__).parents[2] / "charts" / "thunderfleet"
+CHART = Path(__file__).parents[3] / "charts" / "thunderfleet"
 NAMES = [f"{kind}.monitoring.coreos.com" for kind in prometheusoperator.KINDS]
 VALUES = "podMonitors.enabled=true,alerts.enabled=true,router.enabled=true,router.tls.secretName=router"
 DRY_RUN = ("create", "--dry-run=server", "--validate=strict", "-o", "json", "-f", "-")

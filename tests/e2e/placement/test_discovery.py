@@ -26,7 +26,7 @@ from tests.support.waiting import WAIT_SECONDS, until
 
 Json = dict[str, Any]
 
-CHART = Path(__file__).parents[2] / "charts" / "thunderfleet"
+CHART = Path(__file__).parents[3] / "charts" / "thunderfleet"
 SYSTEM = "thunderfleet-system"
 COMMAND_SECONDS = 30.0
 AGENT_METRICS_PORT = 9441

@@ -19,7 +19,7 @@ from tests.support.waiting import until
 
 Json = dict[str, Any]
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "outside"
+EXAMPLES = Path(__file__).parents[3] / "examples" / "outside"
 KINDS: dict[str, tuple[Module, str]] = {
     "httproute": (GATEWAY_API, "config/crd/standard/gateway.networking.k8s.io_httproutes.yaml"),
     "keda": (KEDA, "config/crd/bases/keda.sh_scaledobjects.yaml"),

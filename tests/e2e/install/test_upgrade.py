@@ -11,7 +11,7 @@ from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.models import tinymodel
 
 from tests.e2e.conftest import DESK, started
-from tests.e2e.test_lifecycle import asking
+from tests.e2e.groups.test_lifecycle import asking
 from tests.support.install.upgrading import release_of, version_of
 from tests.support.line import CHART, INSTALL_SECONDS, MODEL, SYSTEM, Deployment, Line, condition, discovered
 from tests.support.waiting import until

@@ -16,7 +16,7 @@ from tests.support.waiting import until
 
 Json = dict[str, Any]
 
-CHART = Path(__file__).parents[2] / "charts" / "thunderfleet"
+CHART = Path(__file__).parents[3] / "charts" / "thunderfleet"
 SYSTEM = "thunderfleet-system"
 TENANT, TRUSTED = "tenant", "trusted"
 SECONDS = 60.0

@@ -17,7 +17,7 @@ Json = dict[str, Any]
 GROUP = "versions.example.com"
 NAME = f"modeldeployments.{GROUP}"
 OLD, NEW = "v1alpha1", "v1beta1"
-SOURCE = Path(__file__).parents[2] / "crds" / "thunderfleet.io_modeldeployments.yaml"
+SOURCE = Path(__file__).parents[3] / "crds" / "thunderfleet.io_modeldeployments.yaml"
 SECONDS = 30.0
 COLLECTED_SECONDS = 120.0
 """The garbage collector looks for new kinds every 30 seconds."""

@@ -11,8 +11,8 @@ from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.models import tinymodel
 
 from tests.e2e.conftest import DESK, started
-from tests.e2e.test_lifecycle import asking
-from tests.e2e.test_router import ONE_MAC
+from tests.e2e.groups.test_lifecycle import asking
+from tests.e2e.routing.test_router import ONE_MAC
 from tests.support.images import distribution
 from tests.support.images.registry import Registry, save
 from tests.support.line import CHART, INSTALL_SECONDS, MODEL, SYSTEM, Line, discovered
