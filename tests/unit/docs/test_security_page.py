@@ -33,7 +33,7 @@ ON_MACS = "e2e/security/test_pods_on_macs.py"
 CERTIFICATES = "unit/operator/rounds/test_serving_certificates.py"
 LIVE_CERTIFICATES = "e2e/security/test_certificates.py"
 JOINING = "e2e/security/test_joining.py"
-LISTENER = "unit/lib/test_listener.py"
+LISTENER = "unit/lib/net/test_listener.py"
 STRANGERS = "unit/runner/api/test_strangers.py"
 HOSTILE = "unit/runner/api/test_hostile_bodies.py"
 REQUESTS = "unit/runner/api/test_openai_requests.py"
@@ -405,7 +405,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "unit/operator/rounds/test_routers.py::test_namespaces_take_turns_in_what_is_published",
         "unit/operator/watch/test_cached_objects.py::test_little_is_kept_of_the_megabyte_of_a_pod",
         "unit/operator/watch/test_cached_objects.py::test_little_is_kept_of_the_metadata_that_a_user_can_add",
-        "unit/lib/test_kube_client.py::test_a_page_of_large_objects_is_read_in_parts_and_later_pages_are_whole",
+        "unit/lib/kube/test_kube_client.py::test_a_page_of_large_objects_is_read_in_parts_and_later_pages_are_whole",
         "unit/operator/watch/test_cached_objects.py::test_kopf_lists_in_pages_and_holds_no_object_for_long",
     ),
     "names a ModelDeployment like": (f"{LIVE_FORGERY}::test_a_deployment_named_like_a_service",),
@@ -533,7 +533,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "Each file at a URI is verified": (
         f"{URIS}::test_wrong_bytes_are_refused_and_fetched_again",
         f"{URIS}::test_another_list_than_the_specs_is_not_used_and_its_hash_is_named",
-        "unit/lib/test_modelstore_sums.py::test_others_are_refused",
+        "unit/lib/modelstore/test_modelstore_sums.py::test_others_are_refused",
     ),
     "A ModelDeployment gets the files only after": (
         "unit/operator/weights/test_uris.py::test_the_files_of_another_namespace_are_not_used",
