@@ -21,9 +21,9 @@ UNPROTECTED = ("says what is not protected: nothing is promised",)
 
 INIT = "e2e/install/test_init.py"
 PLANES = "e2e/install/test_control_planes.py"
-BACKUP = "unit/controlplane/test_backup_archive.py"
-SEALED = "unit/controlplane/test_sealed.py"
-PEERS = "unit/controlplane/test_peers.py"
+BACKUP = "unit/controlplane/backup/test_backup_archive.py"
+SEALED = "unit/controlplane/peers/test_sealed.py"
+PEERS = "unit/controlplane/peers/test_peers.py"
 BALANCER = "unit/controlplane/test_balancer.py"
 MATRIX = "e2e/security/test_trust_matrix.py"
 FORGERY = "unit/operator/rounds/test_forgery.py"
@@ -279,7 +279,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         f"{BACKUP}::test_a_hostile_file_is_refused",
         f"{BACKUP}::test_a_truncated_file_is_refused_wherever_it_ends",
         f"{BACKUP}::test_a_small_file_that_unpacks_to_much_ends_at_the_bound",
-        "unit/controlplane/test_restore.py::test_a_damaged_backup_changes_nothing",
+        "unit/controlplane/backup/test_restore.py::test_a_damaged_backup_changes_nothing",
     ),
     "scheduler and controller manager | 10259": (f"{INIT}::test_strangers_get_nothing_from_the_ports_of_a_control_plane",),
     "No program has other listening sockets": (
@@ -317,7 +317,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         f"{JOINING}::test_a_node_renews_its_own_certificate_and_gets_no_other",
     ),
     "The line that `thunderfleet init` prints": (
-        "unit/controlplane/test_install_node.py::"
+        "unit/controlplane/install/test_install_node.py::"
         "test_a_line_for_other_macs_has_a_token_for_every_new_node_that_is_valid_for_a_day",
         "unit/controlplane/test_approver.py::test_an_unbound_token_becomes_a_new_node_only",
         f"{INIT}::test_another_mac_joins",
@@ -325,11 +325,11 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "**Lines for a control plane**": (f"{PLANES}::test_a_line_works_once_and_leaves_nothing",),
     "The first Mac that uses the line": (
         f"{PLANES}::test_a_line_works_once_and_leaves_nothing",
-        "unit/controlplane/test_handover.py::test_what_is_offered_goes_with_the_token",
+        "unit/controlplane/peers/test_handover.py::test_what_is_offered_goes_with_the_token",
     ),
     "A second Mac is refused": (
         f"{PLANES}::test_a_line_works_once_and_leaves_nothing",
-        "unit/controlplane/test_handover.py::test_of_two_macs_one_gets_the_keys",
+        "unit/controlplane/peers/test_handover.py::test_of_two_macs_one_gets_the_keys",
     ),
     "A reader of Secrets, or": (f"{SEALED}::test_no_other_key_and_no_other_token_reads_it",),
     "**On other clusters**": ADVICE,
