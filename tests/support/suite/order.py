@@ -71,10 +71,10 @@ GROUPS = {
 # What takes longest starts first, so that no worker has a long file left when the others are done.
 LONGEST = (
     "ranks",
-    "agent/test_measure_peers",
+    "agent/measure/test_measure_peers",
     "runner/group/test_supervisor_group",
     "runner/sizing/test_sizing_families",
-    "agent/test_copies",
+    "agent/copies/test_copies",
     "runner/hub/test_quantize",
     "runner/api/test_intake_process",
     "operator/placement/test_placement_properties",
@@ -98,8 +98,8 @@ LONGEST = (
 # Those that start groups of ranks or fleets of agents, or size or quantize many models.
 SLOW = (
     "ranks",
-    "agent/test_copies",
-    "agent/test_measure_peers",
+    "agent/copies/test_copies",
+    "agent/measure/test_measure_peers",
     "runner/api/test_agents",
     "runner/ranks/test_changed_messages",
     "runner/ranks/test_corruptions",

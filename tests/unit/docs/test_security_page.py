@@ -43,7 +43,7 @@ URIS = "unit/runner/hub/test_uri.py"
 ROUTED = "unit/router/test_routing_http.py"
 ROUTER = "unit/router/test_router_app.py"
 ROUTES = "unit/router/test_decisions.py"
-COPIES = "unit/agent/test_copies.py"
+COPIES = "unit/agent/copies/test_copies.py"
 PAGE_SERVER = "unit/view/test_page_server.py"
 FORWARDED = "unit/kubelet/serving/test_server_portforward.py"
 PULLED = "unit/kubelet/images/test_images_pull.py"
@@ -235,7 +235,9 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         f"{COPIES}::test_strangers_and_wrong_names_get_nothing",
         f"{COPIES}::test_what_is_not_in_the_store_is_not_given",
     ),
-    "agent: throughput |": ("unit/agent/test_measure_peers.py::test_streams_without_the_token_are_closed_and_take_no_slot",),
+    "agent: throughput |": (
+        "unit/agent/measure/test_measure_peers.py::test_streams_without_the_token_are_closed_and_take_no_slot",
+    ),
     "agent: ring |": UNPROTECTED,
     "agent | `agent.metricsPort`": ("agent-metrics", "agent-healthz"),
     "operator | `operator.metricsPort`": ("operator-metrics", "operator-healthz"),

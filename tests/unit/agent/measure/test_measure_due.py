@@ -75,7 +75,7 @@ def plan(history: dict[Key, History], now: float, closed: dict[Key, str] | None 
 
 
 def test_defaults_are_those_of_the_chart() -> None:
-    values = yaml.safe_load((Path(__file__).parents[3] / "charts/thunderfleet/values.yaml").read_text())
+    values = yaml.safe_load((Path(__file__).parents[4] / "charts/thunderfleet/values.yaml").read_text())
     chart = values["agent"]["measure"]
     assert chart == MeasureSettings().model_dump(mode="json", by_alias=True), "agent.measure of values.yaml lacks a setting"
     assert parse(json.dumps(chart)) == MeasureSettings()
