@@ -106,7 +106,7 @@ darwin-quick: install ## Those tests of `make darwin` that have failed there bef
 	@# In a worker of pytest-xdist, as `make darwin` runs.
 	$(DARWIN) -n 1 tests/darwin
 	$(DARWIN) -n 0 tests/unit/agent/measure/test_streams.py tests/unit/kubelet/node/test_node_machine.py \
-	  tests/unit/localcluster/test_addresses.py tests/unit/localcluster/test_control.py tests/unit/runner/host/test_parent_death.py \
+	  tests/unit/localcluster/machines/test_addresses.py tests/unit/localcluster/test_control.py tests/unit/runner/host/test_parent_death.py \
 	  tests/unit/runner/host/test_waiting_process.py::test_a_process_that_had_closed_its_channel_is_not_ended_by_the_supervisor \
 	  tests/unit/agent/measure/test_measure_peers.py::test_a_rank_that_holds_the_interpreter_ends_with_its_agent \
 	  tests/unit/kubelet/containers/test_pods_attach.py::test_input_output_and_errors_reach_the_client_without_waiting_for_a_whole_line \

@@ -65,7 +65,7 @@ def test_default_fleet_is_the_demo_and_the_example() -> None:
     fleet = load_fleet(None)
     assert [machine.name for machine in fleet.machines] == ["studio-1", "studio-2", "mini-1", "linux-1", "linux-2"]
     assert [str(end) for cable in fleet.cables for end in cable.ends] == ["studio-1:1", "studio-2:1", "studio-1:2", "mini-1:1"]
-    example = Path(__file__).parents[3] / "examples" / "fleet.yaml"
+    example = Path(__file__).parents[4] / "examples" / "fleet.yaml"
     assert example.read_text() == DEFAULT_FLEET
     assert load_fleet(example) == fleet
     with_hub = parse_fleet(MACS_AND_HUB)
