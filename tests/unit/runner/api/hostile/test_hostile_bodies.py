@@ -17,7 +17,7 @@ from thunderfleet_localcluster.models import tinymodel
 
 from tests.support.suite.tiers import quick
 
-HOSTILE = Path(__file__).parents[1] / "hostile_bodies.py"
+HOSTILE = Path(__file__).parents[2] / "hostile_bodies.py"
 MODEL = "thunderfleet/tiny"
 FIXED: dict[str, Any] = {
     "model": MODEL, "temperature": 0, "max_tokens": 12, "return_token_ids": True, "messages": list(tinymodel.DEMO_MESSAGES),

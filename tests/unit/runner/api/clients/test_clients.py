@@ -16,7 +16,7 @@ import pytest
 
 from tests.unit.runner.walker import KEY, walker
 
-CLIENTS = Path(__file__).parents[3] / "clients"
+CLIENTS = Path(__file__).parents[4] / "clients"
 INSTALL_SECONDS = 900
 SCRIPT_SECONDS = 300
 
