@@ -157,7 +157,7 @@ fuzz: install ## Parsers of foreign bytes, decisions of discovery and placement,
 	  tests/unit/agent/test_reach.py tests/unit/agent/test_models.py tests/unit/agent/copies/test_copy_wire.py tests/unit/lib/test_jsonbounds.py \
 	  tests/unit/runner/api/hostile/test_generated_requests.py tests/unit/runner/api/test_openai_requests.py tests/unit/runner/api/clients/test_embeddings.py \
 	  tests/unit/runner/group/test_control_frames.py tests/unit/runner/rank/test_loading_files.py tests/unit/operator/placement/test_placement_truth.py \
-	  tests/unit/operator/placement/test_placement_policy.py tests/unit/operator/placement/test_placement_properties.py \
+	  tests/unit/operator/placement/policy/test_placement_policy.py tests/unit/operator/placement/test_placement_properties.py \
 	  tests/unit/operator/placement/test_placement_dials.py tests/unit/operator/watch/test_generated_objects.py \
 	  tests/unit/kubelet/test_generated_input.py tests/unit/kubelet/images/test_images_names.py tests/unit/router/test_decisions.py
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 from thunderfleet_operator.placement import Placement, plan
 
-from tests.unit.operator.placement.policies import ALIKE, procedure, rated
+from tests.unit.operator.placement.policy.policies import ALIKE, procedure, rated
 
 SEEDS = range(70)
 ALL = range(10_000)

@@ -567,7 +567,7 @@ def test_runners_up_are_not_looked_for_unless_they_are_asked_for() -> None:
 
 
 def test_the_documentation_states_the_limits() -> None:
-    text = " ".join((Path(__file__).parents[4] / "docs" / "speeds.md").read_text().split())
+    text = " ".join((Path(__file__).parents[5] / "docs" / "speeds.md").read_text().split())
     words = {5: "five", 8: "eight"}
     assert f"up to {words[MORE_MACS]} Macs more than the fewest" in text and f"only the {PIPELINES} with the" in text
     assert f"For up to {words[EVERY]} ranks, every" in text and f"for six to {words[MOST]}" in text

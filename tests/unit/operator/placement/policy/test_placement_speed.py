@@ -30,10 +30,10 @@ from thunderfleet_operator.placement.rating.chips import chip
 from thunderfleet_operator.placement.rating.speed import CALIBRATED
 from thunderfleet_operator.plan_cli import render, report
 
-from tests.unit.operator.placement.published import ROWS, Row, errors, fitted, held_out, tables
+from tests.unit.operator.placement.policy.published import ROWS, Row, errors, fitted, held_out, tables
 
 GB = 10**9
-DOCS = Path(__file__).parents[4] / "docs" / "speeds.md"
+DOCS = Path(__file__).parents[5] / "docs" / "speeds.md"
 DENSE = ModelFacts("/m", bytes=40 * GB, layer_bytes=(GB // 2,) * 80, active_bytes=40 * GB, bits=4)
 
 
