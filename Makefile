@@ -105,14 +105,14 @@ darwin: programs ## Unit tests of what runs on Macs, under the rules of macOS (n
 darwin-quick: install ## Those tests of `make darwin` that have failed there before
 	@# In a worker of pytest-xdist, as `make darwin` runs.
 	$(DARWIN) -n 1 tests/darwin
-	$(DARWIN) -n 0 tests/unit/agent/test_streams.py tests/unit/kubelet/test_node_machine.py \
-	  tests/unit/localcluster/test_addresses.py tests/unit/localcluster/test_control.py tests/unit/runner/host/test_parent_death.py \
+	$(DARWIN) -n 0 tests/unit/agent/measure/test_streams.py tests/unit/kubelet/node/test_node_machine.py \
+	  tests/unit/localcluster/machines/test_addresses.py tests/unit/localcluster/test_control.py tests/unit/runner/host/test_parent_death.py \
 	  tests/unit/runner/host/test_waiting_process.py::test_a_process_that_had_closed_its_channel_is_not_ended_by_the_supervisor \
-	  tests/unit/agent/test_measure_peers.py::test_a_rank_that_holds_the_interpreter_ends_with_its_agent \
-	  tests/unit/kubelet/test_pods_attach.py::test_input_output_and_errors_reach_the_client_without_waiting_for_a_whole_line \
-	  tests/unit/kubelet/test_node_addresses.py::test_commands_run_only_when_the_kernel_no_longer_uses_the_published_address \
-	  tests/unit/kubelet/test_pods_running.py::test_pod_ends_politely_when_deleted \
-	  tests/unit/kubelet/test_pods_running.py::test_whole_process_group_and_strays_end
+	  tests/unit/agent/measure/test_measure_peers.py::test_a_rank_that_holds_the_interpreter_ends_with_its_agent \
+	  tests/unit/kubelet/containers/test_pods_attach.py::test_input_output_and_errors_reach_the_client_without_waiting_for_a_whole_line \
+	  tests/unit/kubelet/node/test_node_addresses.py::test_commands_run_only_when_the_kernel_no_longer_uses_the_published_address \
+	  tests/unit/kubelet/pods/test_pods_running.py::test_pod_ends_politely_when_deleted \
+	  tests/unit/kubelet/pods/test_pods_running.py::test_whole_process_group_and_strays_end
 
 .PHONY: darwin-builds
 darwin-builds: install ## Wheels of all requirements for Macs, for each version of Python, and all Go programs built for Macs
@@ -125,15 +125,15 @@ e2e: programs prometheus ## End-to-end tests on real control planes
 
 .PHONY: check
 check: ## Inner loop: lint, types and quick unit tests, and where the time went
-	@$(PYTHON) tests/support/times.py install programs lint types quick
+	@$(PYTHON) tests/support/suite/times.py install programs lint types quick
 
 .PHONY: test
 test: ## Everything that must pass, and where the time went
-	@$(PYTHON) tests/support/times.py install programs prometheus lint types unit darwin-quick e2e
+	@$(PYTHON) tests/support/suite/times.py install programs prometheus lint types unit darwin-quick e2e
 
 .PHONY: soak
 soak: ## What takes hours: whole matrices, fuzzing, chaos and a mutation sample
-	@$(PYTHON) tests/support/times.py install programs prometheus darwin darwin-builds matrices fuzz chaos mutants
+	@$(PYTHON) tests/support/suite/times.py install programs prometheus darwin darwin-builds matrices fuzz chaos mutants
 
 # The tests of the image use runc, which needs no daemon.
 .PHONY: runc
@@ -153,13 +153,13 @@ matrices: programs prometheus runc chromium ## The cases of unit and end-to-end 
 
 .PHONY: fuzz
 fuzz: install ## Parsers of foreign bytes, decisions of discovery and placement, and the gateway, against generated inputs
-	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -n 2 tests/unit/agent/test_parsers.py tests/unit/agent/test_flap_damper.py \
-	  tests/unit/agent/test_reach.py tests/unit/agent/test_models.py tests/unit/agent/test_copy_wire.py tests/unit/lib/test_jsonbounds.py \
-	  tests/unit/runner/api/test_generated_requests.py tests/unit/runner/api/test_openai_requests.py tests/unit/runner/api/test_embeddings.py \
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -n 2 tests/unit/agent/test_parsers.py tests/unit/agent/derive/test_flap_damper.py \
+	  tests/unit/agent/test_reach.py tests/unit/agent/test_models.py tests/unit/agent/copies/test_copy_wire.py tests/unit/lib/test_jsonbounds.py \
+	  tests/unit/runner/api/hostile/test_generated_requests.py tests/unit/runner/api/test_openai_requests.py tests/unit/runner/api/clients/test_embeddings.py \
 	  tests/unit/runner/group/test_control_frames.py tests/unit/runner/rank/test_loading_files.py tests/unit/operator/placement/test_placement_truth.py \
-	  tests/unit/operator/placement/test_placement_policy.py tests/unit/operator/placement/test_placement_properties.py \
+	  tests/unit/operator/placement/policy/test_placement_policy.py tests/unit/operator/placement/test_placement_properties.py \
 	  tests/unit/operator/placement/test_placement_dials.py tests/unit/operator/watch/test_generated_objects.py \
-	  tests/unit/kubelet/test_generated_input.py tests/unit/kubelet/test_images_names.py tests/unit/router/test_decisions.py
+	  tests/unit/kubelet/test_generated_input.py tests/unit/kubelet/images/test_images_names.py tests/unit/router/test_decisions.py
 
 .PHONY: mutants
 mutants: install ## Score a seeded sample of mutants of the pure modules (SEED=N MUTANTS=N); resumes where it stopped
@@ -189,7 +189,7 @@ page: ## Build the files of the live page, which are committed (needs Node.js an
 
 .PHONY: screenshots
 screenshots: programs chromium ## Take docs/page.png from a real run, in headless Chromium
-	$(BIN)/python -m tests.support.screenshots docs/page.png
+	$(BIN)/python -m tests.support.page.screenshots docs/page.png
 
 .PHONY: dist
 dist: programs ## Wheel and chart, into dist/

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.support import rewriting
-from tests.support.order import SLOW, group_of, turn
+from tests.support.suite import rewriting
+from tests.support.suite.order import SLOW, group_of, turn
 from tests.support.waiting import NEAR_LIMIT
 
 # A shell starts background jobs with SIGINT ignored, and programs inherit that, so tests of Ctrl-C would never end. A
@@ -92,7 +92,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Appends a phase of a test to the file that THUNDERFLEET_TIMES names; tests/support/times.py prints the sums."""
+    """Appends a phase of a test to the file that THUNDERFLEET_TIMES names; tests/support/suite/times.py prints the sums."""
     path = os.environ.get("THUNDERFLEET_TIMES")
     if path and "PYTEST_XDIST_WORKER" not in os.environ:
         # Those of an earlier phase of the test come first.

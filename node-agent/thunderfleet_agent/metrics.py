@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from thunderfleet_lib.host.hostcmd import Failure
 from thunderfleet_lib.metrics import ProcessMetrics
 
-from thunderfleet_agent.copies.paths import Path
+from thunderfleet_agent.copies.ways.paths import Path
 from thunderfleet_agent.measure.prober import Prober
 from thunderfleet_agent.measure.schedule.probes import ProbeKind
 from thunderfleet_agent.observe.facts import Source

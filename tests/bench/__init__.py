@@ -9,34 +9,13 @@ line        a cluster with the chart and the models installed
 models      the models that benchmarks serve
 client      streams completions and times their tokens
 byhand      the baseline: the same two ranks without Thunderfleet
-serving     many clients at once
-cables      groups that lose their cable or their supervisor
-proofs      what groups prove before they serve: what it costs, false alarms, what it finds
-formation   how soon groups form and recover
-copies      models from Mac to Mac
-copymac     one Mac of these
-weights     the hub, ranks beside a copy, and what loading from a neighbour could save
-weightmac   what runs on a Mac for these
-discovery   how soon a pulled cable is known, and what agents cost
-hour        one agent's rounds of an hour, without the pauses
 installing  init and join on Macs, their boot, and an upgrade
-kubelet     pods of one kubelet: start, many at once, cost, logs, without a cluster
-macpods     one kubelet of the cluster: what it costs with many pods, and port-forward
-measure     what probes find and cost
-routing     what the router costs and what its balancing is worth
-waking      wake from zero, and a router before real ranks
-connections memory of a router with a thousand clients that do nothing
-sizes       chart, objects and CRDs, against the limits of Kubernetes
-simulated   processes with simulated steps, and a router before them
-conversations  conversations from a seed, and policies of balancing, in simulated time; pure
-scrape      what a scrape of the operator costs, without a cluster
-commands    status, topology and why of 1,000 Macs, before a real API server
-metering    what the metrics of a request cost, without a cluster
-page        the live page of 1,000 Macs, without a cluster
-placement   the planner, without a cluster
-masks       forced formats on a rank, without a cluster
-scale       one operator of 1,000 and of 5,000 simulated Macs
-written     what their agents and kubelets have written, put into etcd
-fleetload   what their kubelets and ranks do meanwhile
 processes   memory and processor time of processes
+__main__    the command line
+groups/     groups of ranks: how they form, recover, prove and serve
+routing/    routers, and what they balance
+transfers/  models and images over cables and networks
+fleets/     one operator of 1,000 and more Macs
+planner/    the planner, without a cluster
+macs/       what agents and kubelets do and cost on a Mac
 """

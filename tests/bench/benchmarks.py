@@ -7,39 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bench import (
-    cables,
-    commands,
-    copies,
-    dialects,
-    discovery,
-    formation,
-    images,
-    installing,
-    kubelet,
-    macpods,
-    masks,
-    measure,
-    memory,
-    metering,
-    models,
-    page,
-    placement,
-    processes,
-    proofs,
-    routing,
-    scale,
-    scrape,
-    serving,
-    sizes,
-    speculation,
-    waking,
-    weights,
-)
+from tests.bench import installing, models, processes
 from tests.bench.byhand import ByHand
 from tests.bench.figures import Bound, Figure
+from tests.bench.fleets import commands, memory, page, scale, scrape, sizes
+from tests.bench.fleets.written import NotWritten
+from tests.bench.groups import cables, dialects, formation, masks, proofs, serving, speculation
 from tests.bench.line import WAIT_SECONDS, BenchFailed, Line, Split, chat
-from tests.bench.written import NotWritten
+from tests.bench.macs import discovery, kubelet, macpods, measure
+from tests.bench.planner import placement
+from tests.bench.routing import metering, routing, waking
+from tests.bench.transfers import copies, images, weights
 from tests.support import audit
 
 DECODE_TOKENS = 64

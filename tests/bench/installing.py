@@ -15,7 +15,7 @@ from thunderfleet_localcluster.recorded import jaccl
 
 from tests.bench.figures import Bound, Figure
 from tests.bench.line import POLL_SECONDS, BenchFailed, manifest
-from tests.support.upgrading import ASKER, next_version
+from tests.support.install.upgrading import ASKER, next_version
 
 if TYPE_CHECKING:
     from tests.bench.line import Line

@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.support.proxy import proxy_headers
+from tests.support.network.proxy import proxy_headers
 
 ANSWER_SECONDS = 60.0
 PAUSE_SECONDS = 0.3

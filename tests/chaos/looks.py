@@ -19,9 +19,9 @@ from thunderfleet_localcluster.client.cluster import Cluster
 
 from tests.support import audit
 from tests.support.api import REQUEST_SECONDS, Api, Unreachable
-from tests.support.https import client_context, get
 from tests.support.line import SYSTEM, Deployment
-from tests.support.proxy import proxy_headers
+from tests.support.network.https import client_context, get
+from tests.support.network.proxy import proxy_headers
 
 Json = dict[str, Any]
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 from thunderfleet_cli.connection import Connection
-from thunderfleet_cli.view import status
 from thunderfleet_cli.view.picture import picture
+from thunderfleet_cli.view.reports import status
 from thunderfleet_controlplane.assets import MONITORING
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.programs import find_programs
@@ -28,7 +28,7 @@ from thunderfleet_view.why import State, Step, left, why
 from tests.chaos.culprit import Channel, Culprit, Look
 from tests.support.connections import until_closed
 from tests.support.line import CHART, PROMETHEUS_PORT, Line
-from tests.support.prometheusserver import Prometheus, beside, scraping
+from tests.support.monitoring.prometheusserver import Prometheus, beside, scraping
 
 Json = dict[str, Any]
 

@@ -26,7 +26,7 @@ from tests.chaos.report import Record
 from tests.chaos.stages import Passed, Subject, wait_for
 from tests.support.api import Api
 from tests.support.line import CHILDREN, MANAGED, MODEL, QUICK, Deployment, Line, condition
-from tests.support.prometheusserver import Prometheus
+from tests.support.monitoring.prometheusserver import Prometheus
 from tests.support.waiting import NotInTimeError
 
 RECOVER_SECONDS = 300.0

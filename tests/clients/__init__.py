@@ -4,6 +4,6 @@ requirements.txt   the Python packages, with hashes, and Node for the AI SDK; ma
 package-lock.json  the Node packages
 langchain.py, litellm.py, llm.py, ai_sdk.mjs   one client each; the arguments are the base URL and the API key
 
-Each script prints a JSON object: what was tried, and "works" or what went wrong. ``tests/unit/runner/api/test_clients.py`` runs
-them in ``make soak``.
+Each script prints a JSON object: what was tried, and "works" or what went wrong.
+``tests/unit/runner/api/clients/test_clients.py`` runs them in ``make soak``.
 """

@@ -20,7 +20,7 @@ from thunderfleet_localcluster.models import tinymodel
 
 from tests.support.kubelets import Fleet, fleet_of
 from tests.support.line import ANSWER_SECONDS, Alone, Deploy, Deployment, Line, on_fleet
-from tests.support.order import group_of
+from tests.support.suite.order import group_of
 
 # A fleet has at least one machine; nothing runs on this one.
 IDLE_FLEET = "machines: [{name: idle-1, kind: linux}]\n"
@@ -58,7 +58,7 @@ def started(fleet: str, name: str, join: bool = True) -> Iterator[Cluster]:
 def shared(
     request: pytest.FixtureRequest, starts: Callable[[], contextlib.AbstractContextManager[Running]]
 ) -> Iterator[Running]:
-    """A fleet for all files of one group (tests/support/order.py): the last of them removes it."""
+    """A fleet for all files of one group (tests/support/suite/order.py): the last of them removes it."""
     stash = request.session.stash
     if FLEET not in stash:
         with contextlib.ExitStack() as stack:

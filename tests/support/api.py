@@ -16,7 +16,7 @@ import yaml
 from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.errors import LocalClusterError
 
-from tests.support.https import ask, client_context, get
+from tests.support.network.https import ask, client_context, get
 
 Json = dict[str, Any]
 

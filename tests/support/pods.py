@@ -9,7 +9,7 @@ from typing import Any
 
 from thunderfleet_kubelet.containers.folder import PodFolder
 from thunderfleet_kubelet.containers.inputs import user
-from thunderfleet_kubelet.containers.logs import LogOptions
+from thunderfleet_kubelet.containers.streams.logs import LogOptions
 from thunderfleet_kubelet.disk import DiskWatch
 from thunderfleet_kubelet.images.puller import Images
 from thunderfleet_kubelet.pods.manager import PodManager

@@ -1,8 +1,8 @@
 """Who may do what: every identity, every action, and what becomes of it. Data only.
 
-``tests/e2e/test_trust_matrix.py`` carries out each cell with a real token or certificate, and ``make docs`` writes the tables
-to ``docs/reference/permissions.md``. To add an action, add a row. To add an identity, add a column, and its credentials to
-the test. ``OUTCOMES`` and ``ANSWERS`` explain the words of the rows.
+``tests/e2e/security/test_trust_matrix.py`` carries out each cell with a real token or certificate, and ``make docs`` writes the
+tables to ``docs/reference/permissions.md``. To add an action, add a row. To add an identity, add a column, and its credentials
+to the test. ``OUTCOMES`` and ``ANSWERS`` explain the words of the rows.
 """
 
 from dataclasses import dataclass

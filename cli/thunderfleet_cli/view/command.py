@@ -16,10 +16,10 @@ from thunderfleet_view import why as explain
 from thunderfleet_view.facts import Json, Picture
 
 from thunderfleet_cli.connection import Connection, connect
-from thunderfleet_cli.view import cables, events, logs, status, top, topology, why
 from thunderfleet_cli.view.page import BAD, QUIET, Page
 from thunderfleet_cli.view.picture import picture, read_lists
-from thunderfleet_cli.view.svg import svg
+from thunderfleet_cli.view.reports import cables, events, logs, status, top, topology, why
+from thunderfleet_cli.view.reports.svg import svg
 
 LOG_BYTES = 4 << 20
 PARALLEL_LOGS = 8

@@ -15,18 +15,18 @@ from thunderfleet_controlplane.balancer import learn
 from thunderfleet_controlplane.balancer.servers import ApiServer, entry, is_address
 from thunderfleet_controlplane.daemons.job import Daemon
 from thunderfleet_controlplane.daemons.plan import API_PORT, BALANCED, KUBELET, ORDER, HostConfig, daemons, from_state, label
-from thunderfleet_controlplane.install import chart, cluster
-from thunderfleet_controlplane.install.access import put_balancer
-from thunderfleet_controlplane.install.certificates import inputs_of, put_certificates
 from thunderfleet_controlplane.install.joinline import ADDRESSES, NAME_LENGTH, NAMES, JoinLine
-from thunderfleet_controlplane.install.kubelet import Cluster, KubeletInstaller
 from thunderfleet_controlplane.install.mac.daemons import put_daemon, why_not
 from thunderfleet_controlplane.install.mac.facts import default_address, host_name, other_names
 from thunderfleet_controlplane.install.mac.files import only_one, write_json
 from thunderfleet_controlplane.install.mac.preflight import init_problems
 from thunderfleet_controlplane.install.machine import Mac, refuse
 from thunderfleet_controlplane.install.peers import settle as peers
-from thunderfleet_controlplane.install.programs import put_control_plane, put_python, python_environment
+from thunderfleet_controlplane.install.steps import chart, cluster
+from thunderfleet_controlplane.install.steps.access import put_balancer
+from thunderfleet_controlplane.install.steps.certificates import inputs_of, put_certificates
+from thunderfleet_controlplane.install.steps.kubelet import Cluster, KubeletInstaller
+from thunderfleet_controlplane.install.steps.programs import put_control_plane, put_python, python_environment
 from thunderfleet_controlplane.pki_files import ClusterPki
 
 CONTROL_PLANE_PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "helm")

@@ -12,17 +12,17 @@ from thunderfleet_lib.kube import Kube
 
 from thunderfleet_controlplane.balancer.servers import ApiServer
 from thunderfleet_controlplane.daemons.plan import BALANCED, KUBELET, NODE, label
-from thunderfleet_controlplane.install.access import find_ca, put_balancer
-from thunderfleet_controlplane.install.cluster import until_node_ready
 from thunderfleet_controlplane.install.errors import InstallError
 from thunderfleet_controlplane.install.joinline import JoinLine
-from thunderfleet_controlplane.install.kubelet import Cluster, KubeletInstaller
 from thunderfleet_controlplane.install.mac.daemons import why_not
 from thunderfleet_controlplane.install.mac.facts import host_name
 from thunderfleet_controlplane.install.mac.files import only_one, read_json
 from thunderfleet_controlplane.install.mac.preflight import join_problems
 from thunderfleet_controlplane.install.machine import Mac, refuse
-from thunderfleet_controlplane.install.programs import put_python, python_environment
+from thunderfleet_controlplane.install.steps.access import find_ca, put_balancer
+from thunderfleet_controlplane.install.steps.cluster import until_node_ready
+from thunderfleet_controlplane.install.steps.kubelet import Cluster, KubeletInstaller
+from thunderfleet_controlplane.install.steps.programs import put_python, python_environment
 
 
 @dataclass(frozen=True)

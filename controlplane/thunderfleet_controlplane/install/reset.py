@@ -24,7 +24,6 @@ from thunderfleet_lib.modelstore.layout import OWN, REPOSITORY
 from thunderfleet_controlplane.components import server_url
 from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.daemons.plan import API_PORT, EXIT_SECONDS, KUBELET, LOCAL, ORDER, label
-from thunderfleet_controlplane.install import chart, cluster, kubelet
 from thunderfleet_controlplane.install.errors import InstallError
 from thunderfleet_controlplane.install.mac import gpu_memory
 from thunderfleet_controlplane.install.mac.daemons import remove_daemon
@@ -32,6 +31,7 @@ from thunderfleet_controlplane.install.mac.facts import changeable, folders
 from thunderfleet_controlplane.install.mac.files import only_one, read_json, remove, remove_empty, with_leftovers
 from thunderfleet_controlplane.install.machine import Mac, refuse
 from thunderfleet_controlplane.install.peers.leave import forget_own, leave, leaving, remove_member
+from thunderfleet_controlplane.install.steps import chart, cluster, kubelet
 
 PODS_SECONDS = 60.0
 POLL_SECONDS = 0.3

@@ -18,11 +18,8 @@ from thunderfleet_lib.host.hostcmd import BlockingHost, Failure
 
 from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.daemons.plan import EXIT_SECONDS, NODE, ORDER, HostConfig, from_state, label
-from thunderfleet_controlplane.install import cluster, kubelet
 from thunderfleet_controlplane.install.backup import archive
 from thunderfleet_controlplane.install.backup.save import contents
-from thunderfleet_controlplane.install.chart import SECONDS as HELM_SECONDS
-from thunderfleet_controlplane.install.chart import release
 from thunderfleet_controlplane.install.errors import InstallError
 from thunderfleet_controlplane.install.init import Wanted as Init
 from thunderfleet_controlplane.install.init import install
@@ -32,7 +29,10 @@ from thunderfleet_controlplane.install.mac.facts import installed, other_names, 
 from thunderfleet_controlplane.install.mac.files import make_folder, only_one, read_json, remove, write
 from thunderfleet_controlplane.install.mac.preflight import INTERRUPTED, RESTORE_FIRST
 from thunderfleet_controlplane.install.machine import Mac, refuse
-from thunderfleet_controlplane.install.programs import put_python
+from thunderfleet_controlplane.install.steps import cluster, kubelet
+from thunderfleet_controlplane.install.steps.chart import SECONDS as HELM_SECONDS
+from thunderfleet_controlplane.install.steps.chart import release
+from thunderfleet_controlplane.install.steps.programs import put_python
 
 REPOSITORY = "thunderfleet/thunderfleet"
 """``image.repository`` of the chart, under which a kubelet has its own installation."""

@@ -6,10 +6,8 @@ launch          prepares a sandbox and starts its shim
 watch           whether a shim is alive
 folder          where a pod's files are
 attempt         one start of one container, as a value
-attach          input and output of a running container
-exec_session    commands in a container, with or without a terminal
+streams/        what goes into a running container, and what comes out
 listeners       where a container's processes listen
-logs            reads container logs
 termination     termination messages
 leftovers       ends processes by user, deletes what containers wrote
 usage           CPU and memory of containers

@@ -7,11 +7,11 @@ from typing import Literal
 
 from thunderfleet_lib.kube import Json, Kube
 
-from thunderfleet_kubelet.containers import exec_session
 from thunderfleet_kubelet.containers.folder import PodFolder
 from thunderfleet_kubelet.containers.inputs import images, user
 from thunderfleet_kubelet.containers.inputs.sources import Sources, data_of
 from thunderfleet_kubelet.containers.runtime import ContainerRuntime
+from thunderfleet_kubelet.containers.streams import exec_session
 from thunderfleet_kubelet.images.puller import Asker, Images
 from thunderfleet_kubelet.pods.decide.admission import Rejection
 from thunderfleet_kubelet.pods.decide.podspec import all_containers, runs_one_at_a_time

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from thunderfleet_lib.kube import Json
 
-from thunderfleet_kubelet.containers import attach, exec_session, listeners, logs, usage
+from thunderfleet_kubelet.containers import listeners, usage
 from thunderfleet_kubelet.containers.attempt import Attempt
-from thunderfleet_kubelet.containers.logs import LogOptions
+from thunderfleet_kubelet.containers.streams import attach, exec_session, logs
+from thunderfleet_kubelet.containers.streams.logs import LogOptions
 from thunderfleet_kubelet.disk import file_system
 from thunderfleet_kubelet.pods.decide.eviction import Usage as DiskFigures
 from thunderfleet_kubelet.pods.decide.podspec import NO_EPHEMERAL, all_containers, ephemeral_containers, main_containers

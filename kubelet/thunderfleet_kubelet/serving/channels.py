@@ -12,8 +12,8 @@ from typing import Any
 from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
 from thunderfleet_lib.kube import Json
 
-from thunderfleet_kubelet.containers.attach import Attached
-from thunderfleet_kubelet.containers.exec_session import Session
+from thunderfleet_kubelet.containers.streams.attach import Attached
+from thunderfleet_kubelet.containers.streams.exec_session import Session
 from thunderfleet_kubelet.serving.parameters import BadRequest, StreamOptions
 
 STDIN, STDOUT, STDERR, STATUS, RESIZE, CLOSE = 0, 1, 2, 3, 4, 255

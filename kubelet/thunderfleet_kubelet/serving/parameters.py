@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from thunderfleet_kubelet.containers.logs import LogOptions
+from thunderfleet_kubelet.containers.streams.logs import LogOptions
 
 STREAMS = {"All": None, "Stdout": "stdout", "Stderr": "stderr"}
 RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")

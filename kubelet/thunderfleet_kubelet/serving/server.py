@@ -12,7 +12,7 @@ from pathlib import Path
 from aiohttp import web
 from thunderfleet_lib.net.listener import Listener
 
-from thunderfleet_kubelet.containers.logs import LogOptions
+from thunderfleet_kubelet.containers.streams.logs import LogOptions
 from thunderfleet_kubelet.node.usage import machine_usage
 from thunderfleet_kubelet.pods.queries import PodLookupError, PodQueries
 from thunderfleet_kubelet.serving import channels, stats

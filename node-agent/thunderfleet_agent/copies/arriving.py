@@ -16,7 +16,7 @@ from thunderfleet_lib.modelstore.store import BlobWriter, Store
 
 from thunderfleet_agent.copies import chunks
 from thunderfleet_agent.copies.chunks import CHUNK_BYTES, ChunkList
-from thunderfleet_agent.copies.connection import BLOCK_BYTES
+from thunderfleet_agent.copies.ways.connection import BLOCK_BYTES
 
 
 @dataclass

@@ -16,7 +16,7 @@ from thunderfleet_lib.modelstore.manifest import FileEntry
 
 from thunderfleet_agent.copies import chunks, wire
 from thunderfleet_agent.copies.chunks import CHUNK_BYTES, ChunkList
-from thunderfleet_agent.copies.paths import Way
+from thunderfleet_agent.copies.ways.paths import Way
 
 # Large files that are fetched at once.
 MAX_ACTIVE = wire.MAX_HAVE

@@ -22,12 +22,12 @@ from thunderfleet_crds.weights.copies import CopyState
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.modelstore.manifest import InvalidManifest, Manifest, load
 
-from thunderfleet_agent.copies.connection import PeerFailed, connect
-from thunderfleet_agent.copies.pace import Pace
-from thunderfleet_agent.copies.paths import Path, Way, paths
 from thunderfleet_agent.copies.rates import From
 from thunderfleet_agent.copies.shelf import Shelf
 from thunderfleet_agent.copies.transfer import Network, Progress, Transfer, TransferFailed
+from thunderfleet_agent.copies.ways.connection import PeerFailed, connect
+from thunderfleet_agent.copies.ways.pace import Pace
+from thunderfleet_agent.copies.ways.paths import Path, Way, paths
 from thunderfleet_agent.measure.schedule.view import View
 from thunderfleet_agent.measure.session.streams import in_thread
 from thunderfleet_agent.weights.wanted import Wanted

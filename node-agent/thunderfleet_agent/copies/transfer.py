@@ -28,12 +28,12 @@ from thunderfleet_agent.copies import arriving, chunks, wire
 from thunderfleet_agent.copies.arriving import OpenFile
 from thunderfleet_agent.copies.board import Ask, Board, Chunk, Files, GetList, Work
 from thunderfleet_agent.copies.chunks import CHUNK_BYTES, ChunkList
-from thunderfleet_agent.copies.connection import BLOCK_BYTES, Arrived, Connection, PeerFailed, connect
 from thunderfleet_agent.copies.failures import Failures
-from thunderfleet_agent.copies.pace import Pace
-from thunderfleet_agent.copies.paths import Path, Way
 from thunderfleet_agent.copies.rates import From, Rates, seconds_left
 from thunderfleet_agent.copies.shelf import Partial, Shelf
+from thunderfleet_agent.copies.ways.connection import BLOCK_BYTES, Arrived, Connection, PeerFailed, connect
+from thunderfleet_agent.copies.ways.pace import Pace
+from thunderfleet_agent.copies.ways.paths import Path, Way
 from thunderfleet_agent.copies.wire import Op, Request
 
 log = logging.getLogger(__name__)

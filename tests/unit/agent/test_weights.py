@@ -22,7 +22,7 @@ from thunderfleet_lib.modelstore import adoption
 from thunderfleet_lib.modelstore.manifest import FileEntry, Manifest
 from thunderfleet_lib.modelstore.parts import PART_FILE
 
-from tests.support.copies import fill
+from tests.support.models.copies import fill
 
 Json = dict[str, Any]
 UID = "11111111-2222-3333-4444-555555555555"

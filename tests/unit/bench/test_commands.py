@@ -4,16 +4,16 @@ import json
 from collections import Counter
 from typing import Any
 
-from thunderfleet_cli.view import status, topology
+from thunderfleet_cli.view.reports import status, topology
 from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 from thunderfleet_crds.kinds.nodeprofile import NodeProfile
 from thunderfleet_crds.kinds.thunderboltlink import ThunderboltLink, link_name
 from thunderfleet_view.facts import Picture
 
-from tests.bench import commands, written
-from tests.bench.commands import RANKS, REACH, Samples, cables, objects
-from tests.bench.scale import deployment
-from tests.bench.written import SAMPLES, Sample
+from tests.bench.fleets import commands, written
+from tests.bench.fleets.commands import RANKS, REACH, Samples, cables, objects
+from tests.bench.fleets.scale import deployment
+from tests.bench.fleets.written import SAMPLES, Sample
 
 Json = dict[str, Any]
 MACS, DEPLOYMENTS = 40, 9

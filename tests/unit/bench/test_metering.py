@@ -5,7 +5,7 @@ import time
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from tests.bench.metering import Meter, figures
+from tests.bench.routing.metering import Meter, figures
 
 
 def test_calls_to_metrics_are_counted_with_their_time_and_only_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,9 @@ from thunderfleet_agent.publish.publisher import LINKS
 from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_crds.kinds.thunderboltlink import link_name
 
-from tests.bench import scale
-from tests.bench.scale import DEPLOYED, SIZES, Fleet, Seen, _taken_twice, percentile
-from tests.bench.written import MAC_BYTES, RING, Sample, address, cable, endpoint, mac_name
+from tests.bench.fleets import scale
+from tests.bench.fleets.scale import DEPLOYED, SIZES, Fleet, Seen, _taken_twice, percentile
+from tests.bench.fleets.written import MAC_BYTES, RING, Sample, address, cable, endpoint, mac_name
 from tests.unit.operator.values import plan
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-SHAPES = Path(__file__).parents[2] / "support" / "grafana"
+SHAPES = Path(__file__).parents[2] / "support" / "monitoring" / "grafana"
 MADE = 'import type {{ Shape }} from "../shapes.js";\n\nexport const made: Shape = {};\n'
 INSTALL_SECONDS = 300
 COMPILE_SECONDS = 120

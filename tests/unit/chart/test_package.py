@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.registry import Registry, digest_of
+from tests.support.images.registry import Registry, digest_of
 
 from .conftest import documents
 from .test_values import EVERYTHING

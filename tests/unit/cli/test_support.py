@@ -18,7 +18,7 @@ from thunderfleet_cli.support.requests import OBJECTS, LogRequest, pod_logs, tri
 from thunderfleet_localcluster import paths
 from thunderfleet_localcluster.errors import LocalClusterError
 
-from tests.support.ports import claim
+from tests.support.network.ports import claim
 
 SECRET = "hunter2hunter2hunter2"
 JWT = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJ4In0.c2lnbmF0dXJl"

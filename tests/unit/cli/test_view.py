@@ -28,12 +28,13 @@ import pytest
 import yaml
 from rich.console import Console
 from thunderfleet_cli.cli import main
-from thunderfleet_cli.view import cables, events, logs, status, top, topology, ui
 from thunderfleet_cli.view import plan as planning
-from thunderfleet_cli.view import why as shown
+from thunderfleet_cli.view import ui
 from thunderfleet_cli.view.page import Page
 from thunderfleet_cli.view.picture import why_unread
-from thunderfleet_cli.view.svg import svg
+from thunderfleet_cli.view.reports import cables, events, logs, status, top, topology
+from thunderfleet_cli.view.reports import why as shown
+from thunderfleet_cli.view.reports.svg import svg
 from thunderfleet_lib.kube import ApiError
 from thunderfleet_localcluster.cluster_folder import ClusterFolder
 from thunderfleet_view import facts, why

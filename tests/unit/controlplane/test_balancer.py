@@ -29,7 +29,7 @@ from thunderfleet_controlplane.balancer.servers import (
 )
 from thunderfleet_controlplane.pki import make_pki
 
-from tests.support.ports import claim
+from tests.support.network.ports import claim
 from tests.support.waiting import until_async
 
 ONE, TWO, THREE = (ApiServer(f"192.168.64.{number}", 6443) for number in (11, 12, 13))

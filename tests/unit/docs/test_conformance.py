@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from thunderfleet_controlplane.assets import KUBERNETES
 
-from tests.support.nodeconformance import names
+from tests.support.otherprojects.nodeconformance import names
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "conformance.md").read_text()
@@ -42,7 +42,7 @@ def test_each_row_has_a_known_result_and_what_it_is_based_on() -> None:
 
 
 def test_the_tests_that_are_named_exist() -> None:
-    sources = [*(ROOT / "tests/unit/kubelet").glob("*.py"), *(ROOT / "tests/e2e").glob("*.py")]
+    sources = [*(ROOT / "tests/unit/kubelet").rglob("*.py"), *(ROOT / "tests/e2e").rglob("*.py")]
     known = set(re.findall(r"def (test_\w+)\(", "\n".join(file.read_text() for file in sources)))
     named = {name for *_, basis in (*rows(), *groups()) for name in re.findall(r"`(test_\w+)`", basis)}
     assert len(named) > 30 and named <= known

@@ -21,6 +21,7 @@ PROGRAMS = (
     "operator",
     "router",
     "runner",
+    "tests/bench",
     "tests/support",
     "view",
 )

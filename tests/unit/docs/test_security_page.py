@@ -19,52 +19,52 @@ PAGE = ROOT / "docs/security.md"
 ADVICE = ("advice or explanation: there is nothing that a test could show",)
 UNPROTECTED = ("says what is not protected: nothing is promised",)
 
-INIT = "e2e/test_init.py"
-PLANES = "e2e/test_control_planes.py"
-BACKUP = "unit/controlplane/test_backup_archive.py"
-SEALED = "unit/controlplane/test_sealed.py"
-PEERS = "unit/controlplane/test_peers.py"
+INIT = "e2e/install/test_init.py"
+PLANES = "e2e/install/test_control_planes.py"
+BACKUP = "unit/controlplane/backup/test_backup_archive.py"
+SEALED = "unit/controlplane/peers/test_sealed.py"
+PEERS = "unit/controlplane/peers/test_peers.py"
 BALANCER = "unit/controlplane/test_balancer.py"
-MATRIX = "e2e/test_trust_matrix.py"
+MATRIX = "e2e/security/test_trust_matrix.py"
 FORGERY = "unit/operator/rounds/test_forgery.py"
-LIVE_FORGERY = "e2e/test_forgery.py"
-USERS = "unit/kubelet/test_pods_users.py"
-ON_MACS = "e2e/test_pods_on_macs.py"
+LIVE_FORGERY = "e2e/security/test_forgery.py"
+USERS = "unit/kubelet/pods/test_pods_users.py"
+ON_MACS = "e2e/security/test_pods_on_macs.py"
 CERTIFICATES = "unit/operator/rounds/test_serving_certificates.py"
-LIVE_CERTIFICATES = "e2e/test_certificates.py"
-JOINING = "e2e/test_joining.py"
-LISTENER = "unit/lib/test_listener.py"
-STRANGERS = "unit/runner/api/test_strangers.py"
-HOSTILE = "unit/runner/api/test_hostile_bodies.py"
+LIVE_CERTIFICATES = "e2e/security/test_certificates.py"
+JOINING = "e2e/security/test_joining.py"
+LISTENER = "unit/lib/net/test_listener.py"
+STRANGERS = "unit/runner/api/hostile/test_strangers.py"
+HOSTILE = "unit/runner/api/hostile/test_hostile_bodies.py"
 REQUESTS = "unit/runner/api/test_openai_requests.py"
-FORMATS = "unit/runner/api/test_structured_output.py"
+FORMATS = "unit/runner/api/clients/test_structured_output.py"
 MODEL = "unit/runner/rank/test_model_files.py"
 URIS = "unit/runner/hub/test_uri.py"
 ROUTED = "unit/router/test_routing_http.py"
 ROUTER = "unit/router/test_router_app.py"
 ROUTES = "unit/router/test_decisions.py"
-COPIES = "unit/agent/test_copies.py"
+COPIES = "unit/agent/copies/test_copies.py"
 PAGE_SERVER = "unit/view/test_page_server.py"
-FORWARDED = "unit/kubelet/test_server_portforward.py"
-PULLED = "unit/kubelet/test_images_pull.py"
+FORWARDED = "unit/kubelet/serving/test_server_portforward.py"
+PULLED = "unit/kubelet/images/test_images_pull.py"
 
 SHOWN_BY: dict[str, tuple[str, ...]] = {
     # Images
     "An image of a registry chooses no user": (
-        "unit/kubelet/test_pods_inputs.py::test_a_pulled_image_chooses_no_user_and_no_group",
+        "unit/kubelet/containers/test_pods_inputs.py::test_a_pulled_image_chooses_no_user_and_no_group",
     ),
     "Images of registries ([images.md](images.md)) are verified": (
         f"{PULLED}::test_other_content_than_the_digest_is_refused_and_forgotten",
-        "unit/kubelet/test_images_unpack.py::test_what_an_image_may_not_have",
-        "unit/kubelet/test_images_unpack.py::test_bytes_entries_and_ratio_are_bounded",
+        "unit/kubelet/images/test_images_unpack.py::test_what_an_image_may_not_have",
+        "unit/kubelet/images/test_images_unpack.py::test_bytes_entries_and_ratio_are_bounded",
     ),
     "The files belong to the kubelet's user; all users of": (
-        "unit/kubelet/test_images_unpack.py::test_what_is_unpacked_belongs_to_the_kubelet_and_is_readable",
+        "unit/kubelet/images/test_images_unpack.py::test_what_is_unpacked_belongs_to_the_kubelet_and_is_readable",
     ),
     "`imagePulls.registries` lists the registries": (f"{PULLED}::test_only_allowed_registries_are_asked",),
     "A pull secret is sent to its registry only": (
         f"{PULLED}::test_credentials_are_sent_to_the_registry_and_to_nobody_else",
-        "unit/kubelet/test_images_pods.py::test_pull_secrets_open_an_image_for_the_pods_that_have_them",
+        "unit/kubelet/images/test_images_pods.py::test_pull_secrets_open_an_image_for_the_pods_that_have_them",
     ),
     # Routers
     "operator: reports of routers |": ("unit/operator/rounds/test_routers.py::test_only_routers_can_report",),
@@ -145,7 +145,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "tokens of operator and agents |": ("token-operator", "token-agent", "token-agent-other"),
     "certificates of kubelets |": (
         f"{USERS}::test_a_pod_reaches_nothing_of_another_pod",
-        "e2e/test_kubelet_pods.py::test_a_pod_reads_nothing_of_another_pod",
+        "e2e/kubelet/test_kubelet_pods.py::test_a_pod_reads_nothing_of_another_pod",
     ),
     "keys of the cluster's authorities | every Mac": (
         f"{PLANES}::test_a_line_works_once_and_leaves_nothing",
@@ -177,7 +177,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "md-create",
         "md-create-b",
         "key-read",
-        "e2e/test_bad_input.py::test_a_model_that_no_mac_has_is_looked_for_until_it_comes",
+        "e2e/groups/test_bad_input.py::test_a_model_that_no_mac_has_is_looked_for_until_it_comes",
     ),
     "holder of an API key": (
         "gateway-keyed",
@@ -197,7 +197,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "a pod on a Mac |": (
         f"{USERS}::test_a_pod_reaches_nothing_of_another_pod",
         f"{USERS}::test_command_lines_and_files_for_everybody_can_be_read",
-        "unit/kubelet/test_node_status.py::test_pods_that_share_a_user_are_a_condition_of_the_node",
+        "unit/kubelet/node/test_node_status.py::test_pods_that_share_a_user_are_a_condition_of_the_node",
     ),
     "a user who may create pods |": ("pod-create", "pod-root", "pod-host", "pod-privileged", "pod-priority"),
     "anyone else on the LAN |": (
@@ -220,7 +220,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "It may list and watch the EndpointSlices": ADVICE,
     "If the chart value `pods.allowed` is": (
         "unit/chart/test_clusters.py::test_pods_on_macs_are_the_operators_if_the_value_says_so",
-        "e2e/test_chart.py::test_a_user_with_edit_makes_models_and_no_pod_on_a_mac",
+        "e2e/chart/test_chart.py::test_a_user_with_edit_makes_models_and_no_pod_on_a_mac",
     ),
     "kubelet | 10250": (
         "kubelet-healthz",
@@ -228,14 +228,16 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "kubelet-metrics",
         "kubelet-logs",
         "kubelet-exec",
-        "e2e/test_kubelet_streams.py::test_strangers_are_refused",
+        "e2e/kubelet/test_kubelet_streams.py::test_strangers_are_refused",
     ),
     "agent | `agent.port`": ("agent-peers",),
     "agent: copies of models |": (
         f"{COPIES}::test_strangers_and_wrong_names_get_nothing",
         f"{COPIES}::test_what_is_not_in_the_store_is_not_given",
     ),
-    "agent: throughput |": ("unit/agent/test_measure_peers.py::test_streams_without_the_token_are_closed_and_take_no_slot",),
+    "agent: throughput |": (
+        "unit/agent/measure/test_measure_peers.py::test_streams_without_the_token_are_closed_and_take_no_slot",
+    ),
     "agent: ring |": UNPROTECTED,
     "agent | `agent.metricsPort`": ("agent-metrics", "agent-healthz"),
     "operator | `operator.metricsPort`": ("operator-metrics", "operator-healthz"),
@@ -257,10 +259,10 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "etcd",
         "scheduler",
         "controller-manager",
-        "e2e/test_localcluster.py::test_another_user_gets_no_answer_from_any_port",
+        "e2e/install/test_localcluster.py::test_another_user_gets_no_answer_from_any_port",
     ),
-    "HTTP proxy into": ("proxy", "e2e/test_localcluster.py::test_the_proxy_reaches_machines_only_and_needs_its_token"),
-    "commands of `thunderfleet`": ("e2e/test_localcluster.py::test_another_user_finds_no_secret_in_the_folder",),
+    "HTTP proxy into": ("proxy", "e2e/install/test_localcluster.py::test_the_proxy_reaches_machines_only_and_needs_its_token"),
+    "commands of `thunderfleet`": ("e2e/install/test_localcluster.py::test_another_user_finds_no_secret_in_the_folder",),
     "A Mac that `thunderfleet init` or `join` installed": ADVICE,
     "balancer | 6444": (f"{INIT}::test_strangers_get_nothing_from_the_ports_of_a_control_plane",),
     "The balancer has the rights": (f"{BALANCER}::test_the_balancer_asks_as_the_kubelet",),
@@ -279,7 +281,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         f"{BACKUP}::test_a_hostile_file_is_refused",
         f"{BACKUP}::test_a_truncated_file_is_refused_wherever_it_ends",
         f"{BACKUP}::test_a_small_file_that_unpacks_to_much_ends_at_the_bound",
-        "unit/controlplane/test_restore.py::test_a_damaged_backup_changes_nothing",
+        "unit/controlplane/backup/test_restore.py::test_a_damaged_backup_changes_nothing",
     ),
     "scheduler and controller manager | 10259": (f"{INIT}::test_strangers_get_nothing_from_the_ports_of_a_control_plane",),
     "No program has other listening sockets": (
@@ -287,7 +289,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         f"{INIT}::test_strangers_get_nothing_from_the_ports_of_a_control_plane",
     ),
     "The servers of kubelet, operator and runner": (
-        "unit/kubelet/test_server_streams.py::test_connections_that_send_nothing_are_bounded_and_block_no_client",
+        "unit/kubelet/serving/test_server_streams.py::test_connections_that_send_nothing_are_bounded_and_block_no_client",
         "unit/operator/status/test_health.py::test_held_connections_are_closed_after_their_limit",
         f"{STRANGERS}::test_silent_connections_block_no_other_client",
     ),
@@ -298,10 +300,12 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "All listeners of pods and kubelets": (f"{MATRIX}::test_nothing_else_listens",),
     "[runner/README.md]": ADVICE,
     # Identities
-    "**Kubelets** have client certificates": ("e2e/test_kubelet.py::test_joined_node_has_certificates_and_renews_its_lease",),
+    "**Kubelets** have client certificates": (
+        "e2e/kubelet/test_kubelet.py::test_joined_node_has_certificates_and_renews_its_lease",
+    ),
     "The chart lets them read ThunderboltLinks": (
         "link-list",
-        "unit/kubelet/test_node_ports.py::test_a_link_that_only_another_mac_reports_changes_nothing",
+        "unit/kubelet/node/test_node_ports.py::test_a_link_that_only_another_mac_reports_changes_nothing",
     ),
     "The Node authorizer and NodeRestriction": ("node-status-other", "pod-status-other", "pod-delete-other", "secret-list"),
     "**Bootstrap tokens**": (f"{JOINING}::test_bootstrap_tokens_end",),
@@ -315,7 +319,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         f"{JOINING}::test_a_node_renews_its_own_certificate_and_gets_no_other",
     ),
     "The line that `thunderfleet init` prints": (
-        "unit/controlplane/test_install_node.py::"
+        "unit/controlplane/install/test_install_node.py::"
         "test_a_line_for_other_macs_has_a_token_for_every_new_node_that_is_valid_for_a_day",
         "unit/controlplane/test_approver.py::test_an_unbound_token_becomes_a_new_node_only",
         f"{INIT}::test_another_mac_joins",
@@ -323,11 +327,11 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "**Lines for a control plane**": (f"{PLANES}::test_a_line_works_once_and_leaves_nothing",),
     "The first Mac that uses the line": (
         f"{PLANES}::test_a_line_works_once_and_leaves_nothing",
-        "unit/controlplane/test_handover.py::test_what_is_offered_goes_with_the_token",
+        "unit/controlplane/peers/test_handover.py::test_what_is_offered_goes_with_the_token",
     ),
     "A second Mac is refused": (
         f"{PLANES}::test_a_line_works_once_and_leaves_nothing",
-        "unit/controlplane/test_handover.py::test_of_two_macs_one_gets_the_keys",
+        "unit/controlplane/peers/test_handover.py::test_of_two_macs_one_gets_the_keys",
     ),
     "A reader of Secrets, or": (f"{SEALED}::test_no_other_key_and_no_other_token_reads_it",),
     "**On other clusters**": ADVICE,
@@ -356,12 +360,12 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "unit/controlplane/test_approver.py::test_with_the_operator_serving_certificates_are_left_to_it",
     ),
     "**Agents** use the service account token": (
-        "e2e/test_chart.py::test_a_bound_token_names_its_node",
-        "e2e/test_chart.py::test_a_token_without_a_node_writes_nothing",
+        "e2e/chart/test_chart.py::test_a_bound_token_names_its_node",
+        "e2e/chart/test_chart.py::test_a_token_without_a_node_writes_nothing",
     ),
     "ValidatingAdmissionPolicies limit each agent": (
         *("np-own", "np-other", "link-own", "link-other", "link-between-others"),
-        "e2e/test_chart.py::test_the_receiver_measures",
+        "e2e/chart/test_chart.py::test_the_receiver_measures",
     ),
     "Connections between agents use": ("agent-peers", "unit/agent/test_reach.py::test_strangers_and_wrong_names_are_refused"),
     "**Runners** have no Kubernetes credentials": (f"{MATRIX}::test_runners_have_no_credentials",),
@@ -369,7 +373,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "control-state",
         "unit/operator/test_parts.py::test_keys_are_derived_and_differ_by_placement",
     ),
-    "**The operator** has the permissions": ("e2e/test_permissions.py::test_every_right_is_used_and_none_is_missing",),
+    "**The operator** has the permissions": ("e2e/security/test_permissions.py::test_every_right_is_used_and_none_is_missing",),
     "It may read the Leases": (
         "unit/chart/test_objects.py::test_the_operator_approves_for_one_signer_and_reads_few_objects_past_its_cache",
     ),
@@ -395,7 +399,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "gives a pod annotations that no program can read": (
         f"{LIVE_FORGERY}::test_an_odd_annotation_stops_no_placement",
         "unit/operator/watch/test_generated_objects.py::test_any_pod_is_read",
-        "unit/kubelet/test_pods_running.py::test_a_pod_that_was_deleted_by_force_ends_whatever_its_grace_period",
+        "unit/kubelet/pods/test_pods_running.py::test_a_pod_that_was_deleted_by_force_ends_whatever_its_grace_period",
     ),
     "creates thousands of ModelDeployments, or pods": (
         "unit/operator/test_parts.py::test_a_user_with_thousands_of_objects_delays_others_by_one_round",
@@ -403,7 +407,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "unit/operator/rounds/test_routers.py::test_namespaces_take_turns_in_what_is_published",
         "unit/operator/watch/test_cached_objects.py::test_little_is_kept_of_the_megabyte_of_a_pod",
         "unit/operator/watch/test_cached_objects.py::test_little_is_kept_of_the_metadata_that_a_user_can_add",
-        "unit/lib/test_kube_client.py::test_a_page_of_large_objects_is_read_in_parts_and_later_pages_are_whole",
+        "unit/lib/kube/test_kube_client.py::test_a_page_of_large_objects_is_read_in_parts_and_later_pages_are_whole",
         "unit/operator/watch/test_cached_objects.py::test_kopf_lists_in_pages_and_holds_no_object_for_long",
     ),
     "names a ModelDeployment like": (f"{LIVE_FORGERY}::test_a_deployment_named_like_a_service",),
@@ -425,11 +429,11 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     ),
     # Pods on Macs
     "Containers on Macs are processes": ADVICE,
-    "The kubelet gives each pod its own user": ("e2e/test_line.py::test_runners_and_agents_have_users_of_their_own",),
+    "The kubelet gives each pod its own user": ("e2e/groups/test_line.py::test_runners_and_agents_have_users_of_their_own",),
     "No other pod's user can enter": (f"{USERS}::test_a_pod_reaches_nothing_of_another_pod",),
     "`runAsUser`, `runAsGroup`": (
         f"{USERS}::test_a_spec_cannot_name_the_user_of_another_pod",
-        "unit/kubelet/test_pods_decide.py::test_two_namespaces_do_not_share_a_user",
+        "unit/kubelet/pods/test_pods_decide.py::test_two_namespaces_do_not_share_a_user",
     ),
     "When a pod has ended, the kubelet kills": (
         f"{USERS}::test_a_user_is_free_when_its_processes_are_gone",
@@ -441,12 +445,14 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         f"{USERS}::test_only_what_the_user_owns_is_deleted_outside_of_its_pod",
     ),
     "A kubelet that is not root": (
-        "unit/kubelet/test_node_status.py::test_pods_that_share_a_user_are_a_condition_of_the_node",
+        "unit/kubelet/node/test_node_status.py::test_pods_that_share_a_user_are_a_condition_of_the_node",
     ),
-    "`kubectl describe node` shows": ("e2e/test_kubelet_pods.py::test_the_node_says_whether_pods_share_a_user",),
+    "`kubectl describe node` shows": ("e2e/kubelet/test_kubelet_pods.py::test_the_node_says_whether_pods_share_a_user",),
     "Namespaces that run models": ADVICE,
     "The policy `thunderfleet-mac-pods`": (f"{ON_MACS}::test_every_way_to_ask_for_a_mac_counts",),
-    "The kubelet of a Mac runs no other pods": ("e2e/test_kubelet_pods.py::test_pods_that_cannot_run_here_wait_and_say_why",),
+    "The kubelet of a Mac runs no other pods": (
+        "e2e/kubelet/test_kubelet_pods.py::test_pods_that_cannot_run_here_wait_and_say_why",
+    ),
     "created by the operator's service account": (
         f"{ON_MACS}::test_the_operators_pods_have_host_folders_and_are_not_root",
         "pod-root",
@@ -468,7 +474,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "Accounts of a directory service": ADVICE,
     "A container sees the files of the Mac": ADVICE,
     "Its volumes are below": (
-        "unit/kubelet/test_pods_running.py::test_a_new_pod_gets_the_object_that_is_not_an_earlier_one_of_its_name",
+        "unit/kubelet/pods/test_pods_running.py::test_a_new_pod_gets_the_object_that_is_not_an_earlier_one_of_its_name",
     ),
     "Model folders must be readable": ADVICE,
     "So every pod on a Mac": (f"{USERS}::test_command_lines_and_files_for_everybody_can_be_read",),
@@ -515,7 +521,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         f"{URIS}::test_a_host_that_is_not_listed_is_not_even_resolved",
         f"{URIS}::test_a_certificate_of_an_unknown_authority_or_for_another_name_is_refused",
         "unit/operator/weights/test_uris.py::test_no_pod_asks_a_host_that_is_not_allowed",
-        "e2e/test_bad_input.py::test_a_host_that_the_chart_does_not_allow_is_named_with_the_value_to_set",
+        "e2e/groups/test_bad_input.py::test_a_host_that_the_chart_does_not_allow_is_named_with_the_value_to_set",
     ),
     "Redirects are followed to these hosts only": (f"{URIS}::test_redirects_that_are_not_followed",),
     "Every address of such a host is checked": (
@@ -529,7 +535,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "Each file at a URI is verified": (
         f"{URIS}::test_wrong_bytes_are_refused_and_fetched_again",
         f"{URIS}::test_another_list_than_the_specs_is_not_used_and_its_hash_is_named",
-        "unit/lib/test_modelstore_sums.py::test_others_are_refused",
+        "unit/lib/modelstore/test_modelstore_sums.py::test_others_are_refused",
     ),
     "A ModelDeployment gets the files only after": (
         "unit/operator/weights/test_uris.py::test_the_files_of_another_namespace_are_not_used",
@@ -540,7 +546,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "Gateways speak plain HTTP": UNPROTECTED,
     "Put a TLS proxy": ADVICE,
     "Data on a Thunderbolt cable": UNPROTECTED,
-    "On a LAN the supervisors relay": ("e2e/test_relay.py::test_a_rings_ports_are_not_to_be_reached_from_the_lan",),
+    "On a LAN the supervisors relay": ("e2e/placement/test_relay.py::test_a_rings_ports_are_not_to_be_reached_from_the_lan",),
     "A user who may create pods can give": UNPROTECTED,
     "`thunderfleet-mac-pods` refuses those": ("pod-priority",),
     "Limit the use of PriorityClasses": ADVICE,

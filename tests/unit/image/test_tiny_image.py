@@ -18,7 +18,7 @@ from thunderfleet_image.build import build as build_image
 from thunderfleet_image.errors import ImageError
 from thunderfleet_image.recipe import MAC, MADE, PLATFORMS, SITE_PACKAGES, USER, Platform
 
-from tests.support import oci
+from tests.support.images import oci
 from tests.unit.image.conftest import SECONDS, Tiny, make_tiny, make_wheel
 
 Json = dict[str, Any]

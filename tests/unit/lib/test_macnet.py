@@ -15,7 +15,7 @@ from thunderfleet_lib.macnet.subnets import DEFAULT_NETWORK, cable_address
 from thunderfleet_lib.macnet.switch import Reach
 from thunderfleet_lib.macnet.values import Record
 
-from tests.support.mac_network import BRIDGED, CABLE, SERVER, Killed, Mac, persistent
+from tests.support.network.mac_network import BRIDGED, CABLE, SERVER, Killed, Mac, persistent
 
 
 def settle(mac: Mac, path: Path, goal: Goal | None = None, rounds: int = 60, always: bool = False) -> Keeper:

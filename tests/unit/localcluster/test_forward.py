@@ -21,7 +21,7 @@ from thunderfleet_localcluster.network.http_proxy import (
     serve_proxy,
 )
 
-from tests.support.ports import claim
+from tests.support.network.ports import claim
 
 ALLOWED = [IPv4Network("127.0.0.0/8")]
 TOKEN = "0123456789abcdef"

@@ -7,7 +7,7 @@ import pytest
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.shipped import shipped
 
-from tests.support.wheel import ROOT, install, library, name_dependencies, run
+from tests.support.install.wheel import ROOT, install, library, name_dependencies, run
 
 FILES = """
 import sys, thunderfleet_localcluster

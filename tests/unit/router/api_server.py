@@ -11,8 +11,8 @@ from aiohttp import web
 from thunderfleet_crds.exchange import routing
 from thunderfleet_lib.kube import Kube
 
-from tests.support.ports import claim
-from tests.support.routing import ROUTING_KEY, Model
+from tests.support.network.ports import claim
+from tests.support.routers.routing import ROUTING_KEY, Model
 
 NAMESPACE = "thunderfleet-system"
 DEPLOYMENTS = "/apis/thunderfleet.io/v1alpha1/modeldeployments"

@@ -23,7 +23,7 @@ from thunderfleet_router.decide import catalog as catalogs
 from thunderfleet_router.decide.callers import Caller, caller
 from thunderfleet_router.decide.catalog import Builder, Catalog, Deployment, Outlook, build
 
-from tests.support.routing import KEYS, ROUTING_KEY, Model
+from tests.support.routers.routing import KEYS, ROUTING_KEY, Model
 
 
 def _catalog(*models: Model) -> Catalog:

@@ -19,8 +19,8 @@ from thunderfleet_router.decide.asked import Asked
 from thunderfleet_router.http import exchange, reply, server
 from thunderfleet_router.http.exchange import Settings
 
-from tests.support.router import Kit, bearer, serving
-from tests.support.routing import CHAT, Gateway, Model, gateways
+from tests.support.routers.router import Kit, bearer, serving
+from tests.support.routers.routing import CHAT, Gateway, Model, gateways
 from tests.support.waiting import until_async
 
 PATH = "/v1/chat/completions"

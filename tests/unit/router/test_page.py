@@ -22,8 +22,8 @@ from thunderfleet_view.live.fleet import Kind
 from thunderfleet_view.live.watch import RESOURCES, Watch
 from thunderfleet_view.web import responses
 
-from tests.support.fleetpage import fleet
-from tests.support.routing import Model
+from tests.support.page.fleetpage import fleet
+from tests.support.routers.routing import Model
 from tests.support.waiting import until_async
 from tests.unit.router.api_server import DEPLOYMENTS, NAMESPACE, ApiServer
 from tests.unit.router.test_router_app import _running

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 from thunderfleet_router.http import page
 
-from tests.support import browser as browsers
-from tests.support.browser import Browser
-from tests.support.routing import Model, gateways
+from tests.support.page import browser as browsers
+from tests.support.page.browser import Browser
+from tests.support.routers.routing import Model, gateways
 from tests.support.waiting import until, until_async
 from tests.unit.router.test_page import HOSTS, Cluster, token
 from tests.unit.router.test_router_app import _running

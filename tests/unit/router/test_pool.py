@@ -5,7 +5,7 @@ from thunderfleet_crds.vocabulary import KeyPriority
 from thunderfleet_router.decide.catalog import build
 from thunderfleet_router.pool import LIGHT_PER_GROUP, Pool, Ticket
 
-from tests.support.routing import KEYS, Model
+from tests.support.routers.routing import KEYS, Model
 
 
 def _pool(*urls: str, slots: int) -> Pool:

@@ -22,7 +22,7 @@ from thunderfleet_router.app import Options, Router
 from thunderfleet_router.http import server as http_server
 from thunderfleet_router.http.exchange import Settings
 
-from tests.support.routing import CHAT, Gateway, Model, gateways
+from tests.support.routers.routing import CHAT, Gateway, Model, gateways
 from tests.support.waiting import until_async
 from tests.unit.router.api_server import DEPLOYMENTS, NAMESPACE, SECRETS, ApiServer, api_server
 

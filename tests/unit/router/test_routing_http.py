@@ -28,8 +28,8 @@ from thunderfleet_runner.api.http.admission import Admission
 from thunderfleet_runner.api.http.gateway import Gateway as GroupGateway
 from thunderfleet_runner.api.http.turns import place_of
 
-from tests.support.router import Client, Kit, bearer, client_of
-from tests.support.routing import CHAT, KEYS, Gateway, Model, gateways
+from tests.support.routers.router import Client, Kit, bearer, client_of
+from tests.support.routers.routing import CHAT, KEYS, Gateway, Model, gateways
 from tests.support.waiting import until_async
 
 STREAM = CHAT | {"stream": True}

@@ -31,7 +31,7 @@ from thunderfleet_runner.host.intakeprocess import intake_command
 from thunderfleet_runner.host.rankprocess import rank_command
 from thunderfleet_runner.supervisor import Supervisor, SupervisorSettings
 
-from tests.support.ports import claim
+from tests.support.network.ports import claim
 from tests.support.waiting import until_async
 
 STAND_IN = Path(__file__).with_name("stand_in_rank.py")

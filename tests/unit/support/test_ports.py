@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from tests.support import ports
+from tests.support.network import ports
 
 
 def test_a_claimed_port_is_free_and_not_claimed_again() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.rewriting import files_of, rewrite_once
+from tests.support.suite.rewriting import files_of, rewrite_once
 from tests.support.waiting import WAIT_SECONDS
 
 TESTS = ("conftest.py", "test_one.py", "below/test_two.py")

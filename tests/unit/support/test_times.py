@@ -1,6 +1,6 @@
 """The table of `make test`: targets, folders, files and tests, the longest first."""
 
-from tests.support.times import table
+from tests.support.suite.times import table
 
 
 def test_the_table_sums_by_folder_and_file_and_sorts_by_time() -> None:

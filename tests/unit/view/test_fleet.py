@@ -11,7 +11,7 @@ from thunderfleet_view.details import details
 from thunderfleet_view.health import FAILED, Health, of_condition
 from thunderfleet_view.live.fleet import Fleet, Kind
 
-from tests.support.fleetpage import cable, cable_name, conditions, fleet, model, node, profile
+from tests.support.page.fleetpage import cable, cable_name, conditions, fleet, model, node, profile
 
 LINK = cable_name("studio-1", 1, "studio-2", 1)
 

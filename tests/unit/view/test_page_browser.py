@@ -13,9 +13,9 @@ import pytest
 from aiohttp import web
 from thunderfleet_view.live.fleet import Kind
 
-from tests.support import browser as browsers
-from tests.support.browser import Browser, BrowserError
-from tests.support.fleetpage import FleetApi, Page, cable, cable_name, fleet, model, node, profile, served
+from tests.support.page import browser as browsers
+from tests.support.page.browser import Browser, BrowserError
+from tests.support.page.fleetpage import FleetApi, Page, cable, cable_name, fleet, model, node, profile, served
 from tests.support.waiting import until
 
 pytestmark = [

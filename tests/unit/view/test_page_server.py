@@ -20,7 +20,7 @@ from thunderfleet_view.web import assets, guard, responses
 from thunderfleet_view.web import server as serving
 from thunderfleet_view.web.sessions import MAX_SESSIONS, SESSION_SECONDS, TOKEN_SECONDS, Sessions
 
-from tests.support.fleetpage import FleetApi, Page, cable, cable_name, fleet, model, served
+from tests.support.page.fleetpage import FleetApi, Page, cable, cable_name, fleet, model, served
 from tests.support.waiting import until_async
 
 ROOT = Path(__file__).parents[3]

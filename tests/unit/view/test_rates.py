@@ -12,7 +12,7 @@ from thunderfleet_view.live.fleet import Fleet, Kind
 from thunderfleet_view.live.meter import Meter
 from thunderfleet_view.live.rates import Reading
 
-from tests.support.fleetpage import FleetApi, cable, cable_name, fleet
+from tests.support.page.fleetpage import FleetApi, cable, cable_name, fleet
 
 LINK = cable_name("studio-1", 1, "studio-2", 1)
 ENDS = ("studio-1", "studio-2")

@@ -15,7 +15,6 @@ from thunderfleet_controlplane.balancer import learn
 from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.daemons.plan import EXIT_SECONDS, NODE, ORDER, HostConfig, from_state, label
 from thunderfleet_controlplane.install.backup import archive, etcd
-from thunderfleet_controlplane.install.certificates import own_ca_hash, put_certificates
 from thunderfleet_controlplane.install.errors import InstallError
 from thunderfleet_controlplane.install.init import Wanted as Init
 from thunderfleet_controlplane.install.init import install
@@ -25,7 +24,8 @@ from thunderfleet_controlplane.install.mac.preflight import INTERRUPTED, init_pr
 from thunderfleet_controlplane.install.machine import Mac, refuse
 from thunderfleet_controlplane.install.peers.members import Etcd, EtcdError
 from thunderfleet_controlplane.install.peers.quorum import hosts_in
-from thunderfleet_controlplane.install.programs import put_control_plane
+from thunderfleet_controlplane.install.steps.certificates import own_ca_hash, put_certificates
+from thunderfleet_controlplane.install.steps.programs import put_control_plane
 
 SPARE_BYTES = 1 << 30
 REJOIN = (

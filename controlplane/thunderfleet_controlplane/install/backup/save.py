@@ -11,12 +11,12 @@ from thunderfleet_lib.kube import ApiError
 
 from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.daemons.plan import from_state
-from thunderfleet_controlplane.install import cluster
 from thunderfleet_controlplane.install.backup import archive, etcd
 from thunderfleet_controlplane.install.errors import InstallError
 from thunderfleet_controlplane.install.mac.files import only_one, read_json
 from thunderfleet_controlplane.install.mac.preflight import INTERRUPTED, RESTORE_FIRST
 from thunderfleet_controlplane.install.machine import Mac
+from thunderfleet_controlplane.install.steps import cluster
 
 NOTE_SECONDS = 10.0
 

@@ -8,7 +8,6 @@ from thunderfleet_lib.kube import ApiError
 from thunderfleet_controlplane.balancer import learn
 from thunderfleet_controlplane.balancer.servers import CONFIG_MAP
 from thunderfleet_controlplane.daemons.plan import LOCAL, from_state
-from thunderfleet_controlplane.install import cluster
 from thunderfleet_controlplane.install.errors import InstallError
 from thunderfleet_controlplane.install.mac.facts import addresses
 from thunderfleet_controlplane.install.mac.files import read_json
@@ -16,6 +15,7 @@ from thunderfleet_controlplane.install.machine import Mac
 from thunderfleet_controlplane.install.peers.members import Etcd, EtcdError
 from thunderfleet_controlplane.install.peers.quorum import Member, voters, why_not_now, why_not_without
 from thunderfleet_controlplane.install.peers.settle import until
+from thunderfleet_controlplane.install.steps import cluster
 
 LOST = (
     "Switch them on, and run this again. If they do not come back, make this Mac the only control plane: `sudo thunderfleet "

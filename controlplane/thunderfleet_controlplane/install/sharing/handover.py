@@ -12,8 +12,8 @@ from typing import Any
 
 from thunderfleet_lib.kube import ApiError, Kube
 
-from thunderfleet_controlplane.install import cluster
 from thunderfleet_controlplane.install.errors import InstallError
+from thunderfleet_controlplane.install.steps import cluster
 from thunderfleet_controlplane.tokens import USER_PREFIX
 
 CLAIM = "thunderfleet.io/claimed-by"

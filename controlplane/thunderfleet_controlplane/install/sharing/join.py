@@ -12,9 +12,6 @@ from pathlib import Path
 from thunderfleet_lib.net import tls
 
 from thunderfleet_controlplane.daemons.plan import BALANCED, ORDER, HostConfig, from_state
-from thunderfleet_controlplane.install import chart, cluster
-from thunderfleet_controlplane.install.access import find_ca, put_balancer
-from thunderfleet_controlplane.install.certificates import own_ca_hash, put_certificates
 from thunderfleet_controlplane.install.errors import InstallError
 from thunderfleet_controlplane.install.init import Wanted as Init
 from thunderfleet_controlplane.install.init import install, tell_kubeconfig
@@ -27,9 +24,12 @@ from thunderfleet_controlplane.install.machine import Mac, refuse
 from thunderfleet_controlplane.install.peers.members import Etcd
 from thunderfleet_controlplane.install.peers.quorum import initial_cluster, why_not_without, with_url
 from thunderfleet_controlplane.install.peers.settle import has_data, settle, until
-from thunderfleet_controlplane.install.programs import put_python, python_environment
 from thunderfleet_controlplane.install.sharing import handover
 from thunderfleet_controlplane.install.sharing.sealed import SealedError, unseal
+from thunderfleet_controlplane.install.steps import chart, cluster
+from thunderfleet_controlplane.install.steps.access import find_ca, put_balancer
+from thunderfleet_controlplane.install.steps.certificates import own_ca_hash, put_certificates
+from thunderfleet_controlplane.install.steps.programs import put_python, python_environment
 
 CLAIM_BYTES = 16
 REMOVE = "if that Mac does not continue, run `sudo thunderfleet reset --member {}` on a Mac with a control plane"

@@ -6,8 +6,6 @@ from dataclasses import replace
 
 from thunderfleet_controlplane.daemons.layout import SHARED
 from thunderfleet_controlplane.daemons.plan import ORDER, HostConfig, from_state
-from thunderfleet_controlplane.install import cluster
-from thunderfleet_controlplane.install.certificates import own_ca_hash
 from thunderfleet_controlplane.install.errors import InstallError
 from thunderfleet_controlplane.install.init import Wanted as Init
 from thunderfleet_controlplane.install.init import install, join_line
@@ -18,6 +16,8 @@ from thunderfleet_controlplane.install.mac.preflight import init_problems
 from thunderfleet_controlplane.install.machine import Mac, refuse
 from thunderfleet_controlplane.install.sharing import handover
 from thunderfleet_controlplane.install.sharing.sealed import seal
+from thunderfleet_controlplane.install.steps import cluster
+from thunderfleet_controlplane.install.steps.certificates import own_ca_hash
 
 HOURS = 2
 

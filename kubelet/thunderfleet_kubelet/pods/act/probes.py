@@ -12,7 +12,7 @@ from urllib.parse import urljoin, urlsplit
 
 import aiohttp
 
-from thunderfleet_kubelet.containers.exec_session import RunCommand
+from thunderfleet_kubelet.containers.streams.exec_session import RunCommand
 
 log = logging.getLogger(__name__)
 

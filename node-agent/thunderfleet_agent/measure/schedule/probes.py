@@ -10,7 +10,7 @@ To add a probe of this Mac alone:
 4. Add a field to ``Benchmarks`` of the NodeProfile, which ``published`` writes and reads back.
 5. Add the kind to the choices of ``measure`` in ``cli``, and its unit to ``measure_cli``.
 
-``tests/unit/agent/test_measure_due.py`` and ``tests/unit/chart`` fail while one of these is missing. A probe of
+``tests/unit/agent/measure/test_measure_due.py`` and ``tests/unit/chart`` fail while one of these is missing. A probe of
 two Macs also needs a module in ``session``, and is started in ``prober`` and admitted in ``admission``.
 """
 

@@ -16,12 +16,8 @@ models    loading, layers, caches and limits of a model
 work      one request as every rank gets it
 families  formats of chats that mlx-lm does not support
 items     what the loop reports about a request
-pipelines  prompts in a pipeline
-prompts   the prompt cache
-logits    a hash of logits
 embedding  embeddings of texts
-masking   the masks of a batch's answers
-steps     work between the loop's steps: counts, digests, new requests
+batching/  what the loop does for the requests of a batch
 loop      the serving loop
 tokenizing  prompts in tokens, for the intake
 generate  the module ``mlx_lm.generate``
@@ -30,6 +26,9 @@ hubnames  leaves out the client of the Hugging Face Hub
 """
 
 from thunderfleet_runner.rank.mlxlm import families, hubnames, importing
+from thunderfleet_runner.rank.mlxlm.batching.pipelines import evaluate_apart
+from thunderfleet_runner.rank.mlxlm.batching.prompts import PromptCache
+from thunderfleet_runner.rank.mlxlm.batching.steps import PREFILL_STEP, Sink, Source
 from thunderfleet_runner.rank.mlxlm.embedding import CannotEmbed
 from thunderfleet_runner.rank.mlxlm.items import (
     Admitted,
@@ -56,9 +55,6 @@ from thunderfleet_runner.rank.mlxlm.models import (
     prompt_cache,
     vocabulary,
 )
-from thunderfleet_runner.rank.mlxlm.pipelines import evaluate_apart
-from thunderfleet_runner.rank.mlxlm.prompts import PromptCache
-from thunderfleet_runner.rank.mlxlm.steps import PREFILL_STEP, Sink, Source
 from thunderfleet_runner.rank.mlxlm.tokenizing import Tokenizing
 from thunderfleet_runner.rank.mlxlm.work import Sampling, Work
 

@@ -13,15 +13,15 @@ from mlx_lm import sample_utils as _sampling
 from mlx_lm import server as _server
 
 from thunderfleet_runner.rank.grammar import Formats, Mask, Unusable
+from thunderfleet_runner.rank.mlxlm.batching.logits import LogitsHash, row_hash
+from thunderfleet_runner.rank.mlxlm.batching.masking import Answers
+from thunderfleet_runner.rank.mlxlm.batching.pipelines import Pace
+from thunderfleet_runner.rank.mlxlm.batching.prompts import PromptCache
+from thunderfleet_runner.rank.mlxlm.batching.steps import PREFILL_STEP, Alone, Batch, Budget, Sink, Source
 from thunderfleet_runner.rank.mlxlm.embedding import CannotEmbed, embed
 from thunderfleet_runner.rank.mlxlm.generate import generate as _generate
 from thunderfleet_runner.rank.mlxlm.items import Embedded
-from thunderfleet_runner.rank.mlxlm.logits import LogitsHash, row_hash
-from thunderfleet_runner.rank.mlxlm.masking import Answers
 from thunderfleet_runner.rank.mlxlm.models import prompt_cache
-from thunderfleet_runner.rank.mlxlm.pipelines import Pace
-from thunderfleet_runner.rank.mlxlm.prompts import PromptCache
-from thunderfleet_runner.rank.mlxlm.steps import PREFILL_STEP, Alone, Batch, Budget, Sink, Source
 from thunderfleet_runner.rank.mlxlm.work import Work
 from thunderfleet_runner.rank.step_clock import COLLECTIVE, StepClock
 from thunderfleet_runner.rank.step_times import Step

@@ -37,7 +37,7 @@ from thunderfleet_operator.planning.answers import LASTING_SECONDS, KnownAnswers
 from thunderfleet_operator.planning.planner import ADVICE_DUTY, DUTY, RETRY, Planner, _Client
 from thunderfleet_operator.planning.process import PlanningFailed, PlanningProcess
 
-from tests.bench.placement import cliques, large_model, racks
+from tests.bench.planner.placement import cliques, large_model, racks
 from tests.support.waiting import until_async
 
 GIB = 2**30

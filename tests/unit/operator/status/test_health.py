@@ -9,8 +9,8 @@ from thunderfleet_lib.net import listener
 from thunderfleet_operator.health import CONNECTIONS, Health
 from thunderfleet_operator.metrics import Metrics
 
-from tests.support.connections import HeldConnections
-from tests.support.ports import claim
+from tests.support.network.connections import HeldConnections
+from tests.support.network.ports import claim
 
 STRANGERS = 1_500
 

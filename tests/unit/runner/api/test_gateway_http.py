@@ -26,7 +26,7 @@ from thunderfleet_runner.api.intake import Intake
 from thunderfleet_runner.api.service import Vocabulary
 from thunderfleet_runner.api.upkeep import benchmark, idle
 
-from tests.support.scriptedgroup import PLAN, PLAN_OF_TWO, Script
+from tests.support.routers.scriptedgroup import PLAN, PLAN_OF_TWO, Script
 from tests.support.waiting import until_async
 
 CHAT = {"model": "org/m", "messages": [{"role": "user", "content": "hi"}]}

@@ -22,7 +22,7 @@ from thunderfleet_runner.api.passages import (
     questions,
 )
 
-from tests.support import copymodel
+from tests.support.models import copymodel
 
 VOCABULARY = 6000
 

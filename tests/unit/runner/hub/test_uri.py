@@ -28,7 +28,7 @@ from thunderfleet_runner.hub.folder import Folder
 from thunderfleet_runner.hub.network import MAX_REDIRECTS, Network, refusal
 from thunderfleet_runner.hub.resolve import resolve
 
-from tests.support.folders import LIST, Authority, listed, read, with_list
+from tests.support.models.folders import LIST, Authority, listed, read, with_list
 
 HOST, OTHER = "models.example.com", "cdn.example.com:8443"
 URI = f"https://{HOST}/folders/tiny/"

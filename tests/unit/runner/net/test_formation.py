@@ -15,7 +15,7 @@ from thunderfleet_runner import protocol, supervisor
 from thunderfleet_runner.net import connection, control, join, peers
 from thunderfleet_runner.net.ports import PortBlock
 
-from tests.support.ports import claim
+from tests.support.network.ports import claim
 
 MakeGroup = Callable[..., Any]
 

@@ -5,7 +5,7 @@ import socket
 import pytest
 from thunderfleet_runner.net.ports import NoFreePort, PortBlock, is_ours
 
-from tests.support.ports import claim
+from tests.support.network.ports import claim
 
 
 def listening(port: int, *, shared: bool) -> socket.socket:

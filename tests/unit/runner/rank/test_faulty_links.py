@@ -18,7 +18,7 @@ from thunderfleet_crds.vocabulary import Split
 from thunderfleet_runner.rank.checks import connections as proof
 from thunderfleet_runner.rank.checks.connections import Proof, prove
 
-from tests.support.tiers import quick
+from tests.support.suite.tiers import quick
 
 SIZES = (4096, 32 * 1024 - 2, 32 * 1024, 32 * 1024 + 2, 100_002)
 HIDDEN = 256

@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 from thunderfleet_crds.vocabulary import Split, Verify
 from thunderfleet_runner.group import launch
-from thunderfleet_runner.rank.mlxlm.logits import EVERY_STEPS, LogitsHash, row_hash, value_hash
+from thunderfleet_runner.rank.mlxlm.batching.logits import EVERY_STEPS, LogitsHash, row_hash, value_hash
 
 
 def step(*answers: int, row: Any = None) -> list[Any]:

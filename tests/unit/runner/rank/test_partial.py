@@ -19,7 +19,7 @@ from thunderfleet_runner.rank import partial as partially
 from thunderfleet_runner.sizing import command
 from thunderfleet_runner.sizing.arithmetic import StandIn
 
-from tests.support import shardedmodel
+from tests.support.models import shardedmodel
 
 RANGES = [(2, 4), (0, 2)]
 """By rank: rank 0 has the last layers."""

@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 from thunderfleet_crds.vocabulary import Split
 from thunderfleet_runner.rank import loading, mlxlm
-from thunderfleet_runner.rank.mlxlm.pipelines import FIRST_STEP, STAGE_SECONDS, STEPS, Pace
+from thunderfleet_runner.rank.mlxlm.batching.pipelines import FIRST_STEP, STAGE_SECONDS, STEPS, Pace
 
 Said = list[str]
 

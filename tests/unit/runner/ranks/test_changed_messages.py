@@ -13,7 +13,7 @@ import pytest
 from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_runner.protocol import NO_TOKEN
 
-from tests.support.tiers import quick
+from tests.support.suite.tiers import quick
 from tests.unit.runner.ranks.test_corruptions import with_program
 
 SPOIL = """

@@ -16,7 +16,7 @@ from thunderfleet_runner.api.upkeep import continuation, idle
 from thunderfleet_runner.group import history
 from thunderfleet_runner.host import preflight
 
-from tests.support import copymodel
+from tests.support.models import copymodel
 
 SMALL, LARGE = 1000, 6000
 """Vocabularies: enough for the shortest passage, and for the next one."""

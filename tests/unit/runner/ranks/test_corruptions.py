@@ -22,8 +22,8 @@ from thunderfleet_runner.group.decide.attempts import Phase, StateMachine
 from thunderfleet_runner.host import preflight
 from thunderfleet_runner.host.rankprocess import RANK_MODULE
 
-from tests.support import copymodel
-from tests.support.tiers import quick
+from tests.support.models import copymodel
+from tests.support.suite.tiers import quick
 from tests.unit.runner.ranks.test_jaccl_group import Macs, answer, macs
 
 __all__ = ["macs"]

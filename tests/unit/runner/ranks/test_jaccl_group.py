@@ -28,9 +28,9 @@ from thunderfleet_runner.group.decide import attempts
 from thunderfleet_runner.host.rankprocess import rank_command
 from thunderfleet_runner.rank.checks.connections import SIZES
 
+from tests.support.models.prompts import demo_prompt
 from tests.support.processes import exists
-from tests.support.prompts import demo_prompt
-from tests.support.tiers import quick
+from tests.support.suite.tiers import quick
 
 SECONDS = 150.0
 """Time limit for imports of real ranks, which take a few seconds on an idle machine."""

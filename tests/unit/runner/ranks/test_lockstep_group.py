@@ -14,7 +14,7 @@ from thunderfleet_runner.host import preflight
 from thunderfleet_runner.host.rankprocess import RANK_MODULE
 from thunderfleet_runner.protocol import NO_TOKEN
 
-from tests.support.tiers import quick
+from tests.support.suite.tiers import quick
 
 # A rank that once uses another token than the sampled one: after the check, in the middle of an answer.
 LIAR = """

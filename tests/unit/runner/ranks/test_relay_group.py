@@ -21,10 +21,10 @@ from thunderfleet_runner import protocol
 from thunderfleet_runner.host.rankprocess import rank_command
 from thunderfleet_runner.net import control, relay, socket_owner
 
-from tests.support.ports import claim
+from tests.support.models.prompts import demo_prompt
+from tests.support.network.ports import claim
 from tests.support.processes import PROC
-from tests.support.prompts import demo_prompt
-from tests.support.tiers import quick
+from tests.support.suite.tiers import quick
 
 MakeGroup = Callable[..., Any]
 SECONDS = 150.0

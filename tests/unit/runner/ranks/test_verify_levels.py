@@ -14,7 +14,7 @@ from thunderfleet_runner import protocol
 from thunderfleet_runner.host import preflight
 from thunderfleet_runner.host.rankprocess import RANK_MODULE
 
-from tests.support import copymodel
+from tests.support.models import copymodel
 
 pytestmark = pytest.mark.usefixtures("without_compiler")
 
@@ -46,7 +46,7 @@ def load(self, *arguments):
     # Not before init, whose deadline these imports would take.
     from thunderfleet_runner.rank import engine
     from thunderfleet_runner.rank.checks import kernels, layers
-    from thunderfleet_runner.rank.mlxlm.logits import LogitsHash
+    from thunderfleet_runner.rank.mlxlm.batching.logits import LogitsHash
     note(kernels, "_product", "product")
     note(layers, "check", "layers")
     note(LogitsHash, "of", "logits")

@@ -16,7 +16,7 @@ from thunderfleet_runner.rank import loading, mlxlm
 from thunderfleet_runner.sizing import arithmetic, blank, dryrun
 from thunderfleet_runner.sizing.arithmetic import StandIn
 
-from tests.support.tiers import quick
+from tests.support.suite.tiers import quick
 
 Made = Callable[..., tuple[Path, Model]]
 WORLD_SIZES = (1, 2, 3, 4)
