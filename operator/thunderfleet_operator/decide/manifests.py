@@ -30,9 +30,9 @@ from thunderfleet_crds.meta.podmetadata import pod_group
 from thunderfleet_crds.names import (
     ANNOTATION_HASH,
     ANNOTATION_PORTS,
-    ANNOTATION_START_AT_BOOT,
     ANNOTATION_REASON,
     ANNOTATION_SIGNATURE,
+    ANNOTATION_START_AT_BOOT,
     API_VERSION,
     LABEL_DEPLOYMENT,
     LABEL_EPOCH,
