@@ -55,6 +55,8 @@ ANNOTATION_REASON: Final = f"{GROUP}/reason"
 ANNOTATION_SIGNATURE: Final = f"{GROUP}/signature"
 """On plans and runner pods: an HMAC-SHA256 with the operator's key, by which the operator recognizes what it made."""
 
+ANNOTATION_START_AT_BOOT: Final = f"{GROUP}/start-at-boot"
+"""On pods, ``true``: the kubelet that adopts the pod runs it before the API server answers, with its volumes as they are."""
 ANNOTATION_BACKUP: Final = f"{GROUP}/backup"
 """On the Node of a Mac with a control plane: when `thunderfleet backup` last saved it (RFC 3339)."""
 

@@ -15,6 +15,7 @@ from thunderfleet_localcluster.recorded import jaccl
 
 from tests.bench.figures import Bound, Figure
 from tests.bench.line import POLL_SECONDS, BenchFailed, manifest
+from tests.bench.models import TINY
 from tests.support.install.upgrading import ASKER, next_version
 
 if TYPE_CHECKING:
@@ -35,9 +36,10 @@ READY_SECONDS = 180.0
 
 
 def installing(line: "Line", repeats: int, say: Callable[[str], None]) -> list[Figure]:
-    """A cluster of its own, whose control plane is that of a recorded Mac. ``line`` is not used."""
+    """A cluster of its own, whose control plane is that of a recorded Mac. On ``line``, Macs boot without an API server."""
     samples: tuple[list[float], ...] = tuple([] for _ in range(8))
     init, join, fresh, booted, loaded, booted_loaded, upgraded, failed = samples
+    placed, alone = (list(found) for found in zip(*(_without_api_server(line, say) for _ in range(repeats)), strict=True))
     for number in range(repeats):
         cluster = Cluster.start(FLEET, name=f"bench-install-{os.getpid()}", control_plane_mac="studio-1")
         try:
@@ -57,6 +59,10 @@ def installing(line: "Line", repeats: int, say: Callable[[str], None]) -> list[F
             *("boot to serving", "s", tuple(booted), tuple(fresh), "fresh run", Bound("<=", 1.3)),
             note="two Macs switched on together until a group of both answers, against apply to the first answer; "
             "the model is tiny, so a run is little more than the start of a few processes",
+        ),
+        Figure(
+            *("boot to serving without an API server", "s", tuple(alone), tuple(placed), "fresh run", Bound("<=", 1.3)),
+            note="the same while the API server is off: nothing else starts on these two cores",
         ),
         Figure(
             *("boot to serving, with a load time", "s", tuple(booted_loaded), tuple(loaded), "fresh run", Bound("<=", 1.3)),
@@ -96,6 +102,36 @@ def _once(cluster: Cluster) -> tuple[float, ...]:
     for machine in (first, second):
         jaccl.write_disk(LOAD_SECONDS, jaccl.python_folder(machine.folder / "bin"))
     return init, join, *tiny, *_served(cluster), *_upgraded(cluster, first, second)
+
+
+def _without_api_server(line: "Line", say: Callable[[str], None]) -> tuple[float, float]:
+    """Seconds from apply to the first answer, and from power to the first answer while the API server is off."""
+    cluster, name = line.cluster, "boots"
+    began = time.monotonic()
+    line.apply(name, TINY, "Pipeline")
+    try:
+        _until(lambda: _answers(cluster, name, TINY), "served after apply")
+        fresh = time.monotonic() - began
+        line.benchmarked(name)
+        group, endpoint = line.deployment(name)["status"]["groups"][0], _endpoint(cluster, name)
+        nodes = [rank["node"] for rank in group["ranks"]]
+        machines = [cluster.machines[node] for node in nodes]
+        cluster.component("kube-apiserver", "off")
+        try:
+            for machine in machines:
+                machine.off()
+            began = time.monotonic()
+            for machine in machines:
+                machine.on()
+            _until(lambda: _responds(machines[0], cluster, endpoint, TINY), "served after the boot without an API server")
+            booted = time.monotonic() - began
+        finally:
+            cluster.component("kube-apiserver", "on")
+            _until(lambda: cluster.kubectl("get", "--raw=/readyz").returncode == 0, "ready again: the API server")
+    finally:
+        line.delete(name)
+    say(f"run {fresh:.1f} s, boot to serving without an API server {booted:.1f} s")
+    return fresh, booted
 
 
 def _served(cluster: Cluster) -> tuple[float, float]:
@@ -156,21 +192,27 @@ def _sized(cluster: Cluster) -> list[str]:
     ]
 
 
-def _ready(cluster: Cluster) -> bool:
+def _ready(cluster: Cluster, name: str) -> bool:
     path = '{.status.conditions[?(@.type=="Ready")].status}'
-    return cluster.kubectl("get", "md", "installed", "-o", f"jsonpath={path}").stdout == "True"
+    return cluster.kubectl("get", "md", name, "-o", f"jsonpath={path}").stdout == "True"
 
 
-def _answers(cluster: Cluster) -> bool:
+def _endpoint(cluster: Cluster, name: str) -> str:
+    return cluster.kubectl("get", "md", name, "-o", "jsonpath={.status.endpoint}").stdout
+
+
+def _answers(cluster: Cluster, name: str = "installed", model: str = MODEL) -> bool:
     """Whether rank 0 of the group that status names answers a request."""
-    if not _ready(cluster):
-        return False
-    endpoint = cluster.kubectl("get", "md", "installed", "-o", "jsonpath={.status.endpoint}").stdout
-    body = json.dumps({"model": MODEL, "prompt": "one", "max_tokens": 1})
+    return _ready(cluster, name) and _responds(cluster.machines["studio-1"], cluster, _endpoint(cluster, name), model)
+
+
+def _responds(machine: Machine, cluster: Cluster, endpoint: str, model: str) -> bool:
+    """Whether the gateway at ``endpoint`` answers a request that is sent on ``machine``."""
+    body = json.dumps({"model": model, "prompt": "one", "max_tokens": 1})
     script = "import sys,urllib.request as u; u.urlopen(u.Request(*sys.argv[1:2], sys.argv[2].encode(), " \
         "{'Content-Type': 'application/json'}), timeout=5).read()"  # fmt: skip
     python = str(cluster.image_folder / "bin" / "python3")
-    return cluster.machines["studio-1"].run([python, "-c", script, f"{endpoint}/completions", body]).returncode == 0
+    return machine.run([python, "-c", script, f"{endpoint}/completions", body]).returncode == 0
 
 
 def _until(reached: Callable[[], bool], what: str) -> None:

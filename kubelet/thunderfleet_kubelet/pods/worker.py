@@ -24,7 +24,7 @@ from thunderfleet_kubelet.pods.context import NodeServices, PodContext
 from thunderfleet_kubelet.pods.decide import admission, eviction
 from thunderfleet_kubelet.pods.decide.lifecycle import Decision, decide
 from thunderfleet_kubelet.pods.decide.observed import Observed, Problem
-from thunderfleet_kubelet.pods.decide.podspec import SHUTDOWN_MESSAGE, TERMINAL_PHASES, eviction_grace_of
+from thunderfleet_kubelet.pods.decide.podspec import SHUTDOWN_MESSAGE, TERMINAL_PHASES, eviction_grace_of, starts_at_boot
 from thunderfleet_kubelet.pods.decide.publishing import version_of
 from thunderfleet_kubelet.pods.decide.status import rejected_status
 
@@ -47,7 +47,7 @@ class PodWorker:
         self._wake = asyncio.Event()
         self._services = services
         self._context = context = PodContext(pod, folder, services, self.wake)
-        self._mounter = Mounter(context)
+        self._mounter = Mounter(context, reuse=accepted and starts_at_boot(pod))
         self._starter = Starter(context, self._mounter)
         self._stopper = Stopper(context)
         self._prober = Prober(context, self._stopper.is_stopping)
@@ -108,7 +108,7 @@ class PodWorker:
         self.removed = False
         first, self._publisher.enabled = not self._publisher.enabled, True
         if first:
-            # The API server answers. Before, the volumes of an adopted pod could not be set up, with ever longer waits.
+            # The API server answers. Before, an adopted pod had its volumes as they were, or none, with ever longer waits.
             self._mounter.retry_now()
         if version_of(pod) < version_of(self.pod) or (pod == self.pod and not first):
             return

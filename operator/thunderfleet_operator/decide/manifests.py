@@ -32,6 +32,7 @@ from thunderfleet_crds.names import (
     ANNOTATION_PORTS,
     ANNOTATION_REASON,
     ANNOTATION_SIGNATURE,
+    ANNOTATION_START_AT_BOOT,
     API_VERSION,
     LABEL_DEPLOYMENT,
     LABEL_EPOCH,
@@ -311,7 +312,9 @@ def pod(
     wanted = deployment.spec.pod_metadata
     grouped, counted = pod_group(wanted.labels, plan.name, plan.world_size)
     metadata["labels"] = {**wanted.labels, **grouped, **metadata["labels"]}
-    metadata["annotations"] = {**wanted.annotations, **counted, ANNOTATION_PORTS: json.dumps(held), **scraped}
+    # A group whose Macs were off serves again while the control plane starts, and without one that stays off.
+    own = {ANNOTATION_PORTS: json.dumps(held), ANNOTATION_START_AT_BOOT: "true"}
+    metadata["annotations"] = {**wanted.annotations, **counted, **own, **scraped}
     volumes: list[Manifest] = [
         {"name": "plan", "configMap": {"name": plan.name}},
         {"name": "keys", "secret": {"secretName": secret_name, "defaultMode": 0o440}},

@@ -261,6 +261,37 @@ def test_api_server_away(pair: Deployment, line: Line, alone: Alone) -> None:
     assert pair.tokens(PROMPT, TOKENS) == expected
 
 
+def test_macs_lose_power_and_serve_before_the_api_server_is_back(pair: Deployment, line: Line, alone: Alone) -> None:
+    group, endpoint, expected = pair.group(), pair.endpoint, alone(PROMPT, TOKENS)
+    machines = [line.cluster.machines[rank["node"]] for rank in pair.ranks()]
+    body: Json = {"model": "thunderfleet/tiny-qwen2", "messages": [{"role": "user", "content": PROMPT}]}
+    body |= {"max_tokens": TOKENS, "temperature": 0, "return_token_ids": True}
+
+    def served() -> bool:
+        try:
+            answer = line.request(f"{endpoint}/chat/completions", body)
+        except OSError:
+            return False
+        return answer.status == 200 and answer.json["choices"][0]["token_ids"] == expected
+
+    line.cluster.component("kube-apiserver", "off")
+    try:
+        for machine in machines:
+            machine.off()
+        assert not served()
+        for machine in machines:
+            machine.on()
+        until(served, "the group serves again")
+        assert line.cluster.kubectl("get", "nodes", "--request-timeout=2s", check=False).returncode != 0, "it is still away"
+    finally:
+        line.cluster.component("kube-apiserver", "on")
+    until(lambda: line.cluster.kubectl("get", "--raw=/readyz", check=False).returncode == 0, "the API server answers")
+    until(line.ready_machines, "the nodes are Ready")
+    pair.until_ready()
+    assert pair.group()["epoch"] == group["epoch"], "it was not placed again"
+    assert pair.tokens(PROMPT, TOKENS) == expected
+
+
 # --- parts of a group ---
 
 

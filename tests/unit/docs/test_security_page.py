@@ -483,6 +483,11 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "unit/runner/group/test_supervisor_cli.py::test_every_value_of_the_secret_is_a_key",
     ),
     "To revoke an API key": ADVICE,
+    "A Mac that boots starts pods of groups before": (
+        "unit/kubelet/test_pods_volumes.py::test_a_pod_may_start_at_boot_with_its_volumes_as_they_were",
+        "unit/kubelet/test_pods_volumes.py::test_a_pod_that_was_deleted_while_the_mac_was_off_ends_with_the_first_list",
+        "e2e/test_faults.py::test_macs_lose_power_and_serve_before_the_api_server_is_back",
+    ),
     "A group whose `spec.server.apiKeySecret`": (
         "unit/runner/group/test_supervisor_cli.py::test_a_secret_without_a_key_opens_nothing",
         "unit/runner/group/test_supervisor_cli.py::test_a_secret_without_a_key_stops_the_supervisor",

@@ -60,6 +60,11 @@ def write_atomically(folder: Path, files: Mapping[str, File], owner: ContainerUs
     return True
 
 
+def is_written(folder: Path) -> bool:
+    """Whether ``folder`` has content of ``write_atomically``."""
+    return (folder / "..data").is_dir()
+
+
 def _drop_leftovers(folder: Path, kept: set[Path | None]) -> None:
     """Deletes what earlier calls that failed, or were killed, have left: each retry would add to it until the disk is full."""
     for entry in folder.iterdir():

@@ -29,15 +29,21 @@ log = logging.getLogger(__name__)
 
 RETRY = Backoff(0.2, 10.0)
 """Short at first: an API server that has just started forbids a kubelet to read its pods' objects for a moment."""
+LOCAL = ("emptyDir", "hostPath")
+"""The kinds of volumes that need nothing from the API server."""
 REFRESH_SECONDS = 60.0
 """How often ConfigMaps, Secrets, tokens and the downward API are compared with the mounted files."""
 
 
 class Mounter:
-    """``ready``: all volumes are set up. ``due``: when to mount again (seconds since the epoch); 0: not needed."""
+    """``ready``: all volumes are set up. ``due``: when to mount again (seconds since the epoch); 0: not needed.
 
-    def __init__(self, context: PodContext) -> None:
+    ``reuse``: until ``retry_now``, volumes that an earlier kubelet has set up are used as they are.
+    """
+
+    def __init__(self, context: PodContext, *, reuse: bool = False) -> None:
         self._context = context
+        self._reuse = reuse
         self.ready = False
         self.due = 0.0
         self._failures = 0
@@ -47,9 +53,9 @@ class Mounter:
         self.due = 0.0
 
     def retry_now(self) -> None:
-        """Tries again in the next step if the volumes could not be set up yet."""
-        if not self.ready:
-            self.due, self._failures = 0.0, 0
+        """Sets the volumes up in the next step if they could not be yet, or are as they were."""
+        if self._reuse or not self.ready:
+            self.due, self._failures, self._reuse = 0.0, 0, False
 
     async def mount(self) -> None:
         """Sets up the volumes, or updates them if that is due."""
@@ -58,6 +64,9 @@ class Mounter:
         if now < self.due <= now + 2 * REFRESH_SECONDS:
             return
         try:
+            if self._reuse and not self.ready and await self._take_over():
+                self.ready, self.due = True, now + REFRESH_SECONDS
+                return
             await self._write()
         except (VolumeError, ContainerConfigError, ApiError, OSError) as error:
             if self.ready:
@@ -106,22 +115,39 @@ class Mounter:
         }
         users, size = self._users(), 0
         for volume in volumes_of(context.pod):
-            kind, owners = kind_of(volume), users.get(str(volume["name"])) or set()
-            if kind == "hostPath" and str(volume["name"]).startswith(volumes.OWNED):
-                problem = await asyncio.to_thread(volumes.own_host_path, volume, owners)
-                if problem is not None:
-                    # Some pods work without the folder, so the kubelet does not stop them.
-                    context.event("Warning", "FailedMount", problem)
-            elif kind == "hostPath":
-                volumes.check_host_path(volume)
-            elif kind == "emptyDir":
-                volumes.make_empty(context.folder.empty(str(volume["name"])), owners)
-            else:
-                files = plan(volume, context.pod, sources, tokens)
-                size += size_of(files) * len({owner.uid for owner in owners})
-                check_size(size)
-                # Up to thousands of files, which are compared again every minute.
-                await asyncio.to_thread(self._write_files, volume, files, owners)
+            owners = users.get(str(volume["name"])) or set()
+            if kind_of(volume) in LOCAL:
+                await self._make(volume, owners)
+                continue
+            files = plan(volume, context.pod, sources, tokens)
+            size += size_of(files) * len({owner.uid for owner in owners})
+            check_size(size)
+            # Up to thousands of files, which are compared again every minute.
+            await asyncio.to_thread(self._write_files, volume, files, owners)
+
+    async def _take_over(self) -> bool:
+        """Sets up the volumes without the API server. False if it has to be asked: the content of one was never written."""
+        users = self._users()
+        for volume in volumes_of(self._context.pod):
+            name, owners = str(volume["name"]), users.get(str(volume["name"])) or set()
+            if kind_of(volume) in LOCAL:
+                await self._make(volume, owners)
+            elif not all(volumes.is_written(self._context.folder.volume(name, owner.uid)) for owner in owners):
+                return False
+        return True
+
+    async def _make(self, volume: Json, owners: set[ContainerUser]) -> None:
+        """Sets up a volume of a kind in ``LOCAL``. Raises VolumeError and OSError."""
+        context, name = self._context, str(volume["name"])
+        if kind_of(volume) == "emptyDir":
+            volumes.make_empty(context.folder.empty(name), owners)
+        elif name.startswith(volumes.OWNED):
+            problem = await asyncio.to_thread(volumes.own_host_path, volume, owners)
+            if problem is not None:
+                # Some pods work without the folder, so the kubelet does not stop them.
+                context.event("Warning", "FailedMount", problem)
+        else:
+            volumes.check_host_path(volume)
 
     def _write_files(self, volume: Json, files: dict[str, File], owners: set[ContainerUser]) -> None:
         for owner in {item.uid: item for item in owners}.values():

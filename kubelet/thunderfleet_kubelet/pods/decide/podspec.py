@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from thunderfleet_crds.names import ANNOTATION_START_AT_BOOT
+
 from thunderfleet_kubelet.timestamps import parse_time
 
 Json = dict[str, Any]
@@ -96,6 +98,15 @@ def removed_grace_of(pod: Json) -> float:
     Its grace period can no longer be shortened, and the scheduler counts its memory as free.
     """
     return min(grace_of(pod), REMOVED_GRACE_SECONDS)
+
+
+def starts_at_boot(pod: Json) -> bool:
+    """Whether an adopted pod runs before the API server has listed it.
+
+    Kubernetes starts no pod before that: it may have been deleted, and have a successor on another node that must be the only
+    one. The pods of the operator may: all ranks of a group have to agree before one of them serves.
+    """
+    return (pod["metadata"].get("annotations") or {}).get(ANNOTATION_START_AT_BOOT) == "true"
 
 
 def is_critical(pod: Json) -> bool:

@@ -1,11 +1,17 @@
 """Steps of the node conformance tests of Kubernetes for volumes, with real processes."""
 
 import base64
+import contextlib
+import os
+import shutil
+import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from thunderfleet_crds.names import ANNOTATION_START_AT_BOOT
 from thunderfleet_kubelet.pods import context
 from thunderfleet_kubelet.pods.act import mounter
 from thunderfleet_lib.backoff import Backoff
@@ -194,3 +200,70 @@ async def test_an_adopted_pod_gets_its_volumes_as_soon_as_the_api_server_answers
     world.api.away = False
     manager.sync(world.api.pods())
     await until_seen(world, "one", {"a": "2"})
+
+
+def kill_all(world: World) -> list[int]:
+    """The processes of containers that were there to kill."""
+    found = world.processes()
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return found
+
+
+async def lose_power(world: World, name: str, source: Json, **annotations: str) -> None:
+    """Runs a pod that must run all the time, ends its processes with the kubelet's, and takes the API server away, too."""
+    world.settings = replace(world.settings, boot="first")
+    await world.boot()
+    world.api.add_pod(name, {**pod_with(source), "restartPolicy": "Always"})
+    update(world, name, annotations=annotations)
+    await world.phase(name, "Running")
+    saved = world.folder(name).load
+    await world.until(lambda: ((saved() or {})["metadata"].get("annotations") or {}) == annotations)
+    await world.managers[-1].stop(end_pods=False)
+    world.api.on_change = lambda: None
+    await world.until(lambda: not kill_all(world))
+    world.settings = replace(world.settings, boot="second")
+    world.api.away = True
+
+
+async def test_a_pod_may_start_at_boot_with_its_volumes_as_they_were(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group serves again while the control plane starts, or without one that stays off."""
+    monkeypatch.setattr(mounter, "REFRESH_SECONDS", 600.0)
+    add(world, "configMap", "settings", a="1")
+    await lose_power(world, "one", source_of("configMap", "settings"), **{ANNOTATION_START_AT_BOOT: "true"})
+    add(world, "configMap", "settings", a="2")
+    manager = await world.boot(listed=False)
+    await world.until(lambda: world.folder("one").sandbox("main", 1).exists() and world.processes())
+    folder = world.folder("one").sandbox("main", 1) / "v"
+    assert (folder / "a").read_text() == "1"
+    assert "FailedMount" not in world.api.reasons()
+    world.api.away = False
+    manager.sync(world.api.pods())
+    await world.until(lambda: (folder / "a").read_text() == "2")
+    assert not world.folder("one").attempt("main", 2).exists(), "it runs on"
+
+
+@pytest.mark.parametrize(("annotation", "written"), [("false", True), ("true", False)])
+async def test_other_pods_wait_for_the_api_server_at_boot(world: World, annotation: str, written: bool) -> None:
+    add(world, "configMap", "settings", a="1")
+    await lose_power(world, "one", source_of("configMap", "settings"), **{ANNOTATION_START_AT_BOOT: annotation})
+    if not written:
+        shutil.rmtree(world.folder("one").volume("v", world.user("one")))
+    manager = await world.boot(listed=False)
+    (worker,) = manager._workers.values()
+    await world.until(lambda: worker._mounter._failures > 2 or world.folder("one").attempt("main", 1).exists())
+    assert not world.folder("one").attempt("main", 1).exists()
+    world.api.away = False
+    manager.sync(world.api.pods())
+    await world.until(world.processes)
+
+
+async def test_a_pod_that_was_deleted_while_the_mac_was_off_ends_with_the_first_list(world: World) -> None:
+    add(world, "configMap", "settings", a="1")
+    await lose_power(world, "one", source_of("configMap", "settings"), **{ANNOTATION_START_AT_BOOT: "true"})
+    manager = await world.boot(listed=False)
+    await world.until(world.processes)
+    world.api.away = False
+    manager.sync({})
+    await world.until(lambda: not world.processes() and not manager._workers)

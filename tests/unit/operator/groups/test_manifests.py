@@ -99,6 +99,7 @@ def test_the_pod_of_a_rank() -> None:
             "ownerReferences": [OWNER],
             "annotations": {
                 "thunderfleet.io/ports": json.dumps({"gateway": 20000, "control": 20001, "ring": [21000, 21001]}),
+                "thunderfleet.io/start-at-boot": "true",
                 "prometheus.io/scrape": "true",
                 "prometheus.io/port": "20000",
             },
