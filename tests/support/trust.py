@@ -201,6 +201,12 @@ API: dict[str, tuple[Action, ...]] = {
             "401 yes role role role role role yes yes yes role",
         ),
         Action(
+            "link-list-own",
+            "read the ThunderboltLinks that end at Mac 1",
+            f"GET {OURS}/thunderboltlinks?fieldSelector=spec.a.node=$mac",
+            "401 yes role role role role role yes yes yes role",
+        ),
+        Action(
             "link-own",
             "write Mac 1's end of a link",
             f"PATCH {OURS}/thunderboltlinks/$link/status",

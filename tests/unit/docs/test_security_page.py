@@ -188,11 +188,15 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "holder of a line for a control plane": (f"{PLANES}::test_a_line_works_once_and_leaves_nothing",),
     "root on a Mac with a control plane": ADVICE,
     "root on a Mac, and so": (
-        *("key-read", "token-agent", "np-own", "link-own", "node-status", "np-list"),
+        *("key-read", "token-agent", "np-own", "link-own", "node-status", "np-list", "link-list-own"),
         *("np-other", "link-other", "secret-list", "token-agent-other", "node-taint", "np-quarantine", "pod-create"),
         f"{CERTIFICATES}::test_a_mac_that_publishes_the_address_of_another_gets_no_certificate_for_it",
         f"{LIVE_CERTIFICATES}::test_requests_wait_for_the_operator_and_hostile_ones_are_denied",
         "unit/operator/watch/test_cached_objects.py::test_a_compromised_mac_has_as_many_cables_as_a_mac_can_have",
+        "unit/operator/watch/test_cached_objects.py::test_links_that_never_count_are_deleted",
+        "unit/agent/test_derive.py::test_a_mac_that_copies_uuids_takes_no_cable_from_others",
+        "unit/agent/test_derive.py::test_of_claims_to_a_hidden_port_the_first_stays",
+        "unit/lib/test_kube_fields.py::test_a_label_that_names_another_mac_counts_for_nothing",
     ),
     "a pod on a Mac |": (
         f"{USERS}::test_a_pod_reaches_nothing_of_another_pod",
