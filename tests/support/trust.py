@@ -492,6 +492,18 @@ API: dict[str, tuple[Action, ...]] = {
             real=True,
         ),
         Action(
+            "pod-proxy",
+            "send a request to a port of Mac 1 through a pod of a group in A",
+            f"GET {IN_A}/pods/$pod:9441/proxy/healthz",
+            "401 yes yes role role role role role role role role",
+        ),
+        Action(
+            "pod-proxy-b",
+            "the same through a pod of a group of another namespace",
+            f"GET {IN_B}/pods/$runner:9441/proxy/healthz",
+            "401 yes role role role role role role role role role",
+        ),
+        Action(
             "pod-log",
             "read the log of a pod of a group in A",
             f"GET {IN_A}/pods/$pod/log?tailLines=1",

@@ -221,6 +221,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     ),
     "`kubectl port-forward` reaches a TCP port": (f"{FORWARDED}::test_only_the_pods_own_sockets_are_reached",),
     "The kubelet checks this for each connection": (f"{FORWARDED}::test_only_the_pods_own_sockets_are_reached",),
+    "For `pods/proxy` and `services/proxy`, which": ("pod-proxy", "pod-proxy-b"),
     "It may list and watch the EndpointSlices": ADVICE,
     "If the chart value `pods.allowed` is": (
         "unit/chart/test_clusters.py::test_pods_on_macs_are_the_operators_if_the_value_says_so",
@@ -410,6 +411,18 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "unit/lib/test_kube_client.py::test_a_page_of_large_objects_is_read_in_parts_and_later_pages_are_whole",
         "unit/operator/watch/test_cached_objects.py::test_kopf_lists_in_pages_and_holds_no_object_for_long",
     ),
+    "binds as many pods to a Mac as it may run": (
+        "unit/operator/groups/test_usage.py::test_a_mac_that_runs_as_many_pods_as_it_may_gets_no_rank",
+        "unit/operator/placement/test_placement_eligibility.py::test_a_mac_that_may_not",
+        "unit/kubelet/test_pods_running.py::test_pods_that_are_rejected_delay_no_other",
+    ),
+    "names a Secret or a ConfigMap of another namespace": (
+        "unit/lib/test_kube_client.py::test_a_name_leads_to_no_other_path",
+        "e2e/test_kubelet_pods.py::test_a_pod_names_no_object_of_another_namespace",
+    ),
+    "deletes a ModelDeployment with `--cascade=orphan`": (
+        "unit/operator/groups/test_usage.py::test_pods_of_others_take_memory_and_ports_and_are_no_group",
+    ),
     "names a ModelDeployment like": (f"{LIVE_FORGERY}::test_a_deployment_named_like_a_service",),
     "Two admission policies refuse": (
         "plan-forge",
@@ -552,6 +565,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "They belong to the next pod with that user id": UNPROTECTED,
     "Leave out `runAsUser`": ADVICE,
     "Named POSIX shared memory": UNPROTECTED,
+    "Probes and hooks of a pod send": UNPROTECTED,
     "Pods on a Mac are processes": UNPROTECTED,
     "There is no isolation by namespaces": (f"{USERS}::test_command_lines_and_files_for_everybody_can_be_read",),
 }
