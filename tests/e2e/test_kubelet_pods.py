@@ -159,18 +159,18 @@ def test_a_pod_reads_nothing_of_another_pod(fleet: Fleet) -> None:
 def test_a_pod_names_no_object_of_another_namespace(fleet: Fleet) -> None:
     """The API server takes any text as the name of a Secret in a volume, and a kubelet may read what its pods name."""
     image, theirs = fleet.cluster.image, "elsewhere"
-    own = {"volumes": [{"name": "v", "secret": {"secretName": "keys"}}]}
-    waits = pod("theirs", [container(image, "sleep 3600", volumeMounts=[{"name": "v", "mountPath": "/v"}])], **own)
+    mount = [{"name": "v", "mountPath": "/v"}]
+    own = [{"name": "v", "secret": {"secretName": "keys"}}]
+    waits = pod("theirs", [container(image, "sleep 3600", volumeMounts=mount)], volumes=own)
     waits["metadata"]["namespace"] = theirs
     fleet.kubectl("create", "namespace", theirs)
     fleet.kubectl("create", "secret", "generic", "keys", "--from-literal=key=s3cret", "-n", theirs)
     until(lambda: fleet.api.get(f"/api/v1/namespaces/{theirs}/serviceaccounts/default"), "pods can be created there")
     reach = f"../../{theirs}/secrets/keys"
-    sources = {
+    sources: dict[str, dict[str, object]] = {
         "alone": {"secret": {"secretName": reach}},
         "projected": {"projected": {"sources": [{"secret": {"name": reach}}]}},
     }
-    mount = [{"name": "v", "mountPath": "/v"}]
     reaching = [
         pod(f"reaches-{name}", [container(image, "cat v/key", volumeMounts=mount)], volumes=[{"name": "v", **source}])
         for name, source in sources.items()
