@@ -77,6 +77,8 @@ class Kind:
     scope: str
     columns: tuple[Column, ...]
     scale: bool = False
+    selectable: tuple[str, ...] = ()
+    """Fields that field selectors may name, in addition to the name and the namespace."""
 
 
 _AGE: Final = Column("Age", ".metadata.creationTimestamp", "date")
@@ -116,6 +118,7 @@ KINDS: Final = (
             Column("RTT", ".status.rtt"),
             _AGE,
         ),
+        selectable=names.FIELDS_END,
     ),
     Kind(
         model=ModelDeployment,
@@ -314,6 +317,7 @@ def crd(kind: Kind) -> Json:
                         | ({"priority": 1} if column.wide else {})
                         for column in kind.columns
                     ],
+                    **({"selectableFields": [{"jsonPath": f".{path}"} for path in kind.selectable]} if kind.selectable else {}),
                     "schema": {"openAPIV3Schema": schema(kind.model)},
                 }
             ],

@@ -45,8 +45,10 @@ A kubelet that does not support the resource leaves it in ``capacity`` and ``all
 text, in the same write as ``kubeletVersion``.
 """
 
-# One label per end of a ThunderboltLink, so that a Mac lists only its own links.
+FIELDS_END: Final = ("spec.a.node", "spec.b.node")
+"""Fields of a ThunderboltLink by which a Mac lists its own links. Unlike a label, nobody can set them to another Mac later."""
 LABEL_END_PREFIX: Final = f"end.{GROUP}/"
+"""Agents of earlier versions set one of these labels for each end: the CRD of these versions cannot select by fields."""
 ANNOTATION_HASH: Final = f"{GROUP}/hash"
 """On children: the hash of their inputs, so that unchanged objects are not written again."""
 ANNOTATION_PORTS: Final = f"{GROUP}/ports"
@@ -80,7 +82,7 @@ def short_hash(node: str) -> str:
 
 
 def end_label(node: str) -> str:
-    """The label of every ThunderboltLink that has an end at this node."""
+    """The label that agents of earlier versions set on every ThunderboltLink with an end at this node."""
     return LABEL_END_PREFIX + short_hash(node)
 
 

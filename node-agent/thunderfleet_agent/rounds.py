@@ -427,7 +427,10 @@ class Rounds:
             if len(profiles) > 1:
                 # A Mac that was renamed or reinstalled left an old profile behind.
                 profiles = [one for one in profiles if await self._publisher.is_ready(one.metadata.name)] or profiles
-            peer = find_peer(uuid, profiles, self._settings.node, found.status)
+            peer = find_peer(uuid, profiles, self._settings.node, found.status, self._publisher.links)
+            if peer is None and len(profiles) > 1:
+                names = ", ".join(sorted(one.metadata.name for one in profiles))
+                log.warning("%s claim to be the Mac that this Mac detects, so the cable to it is not published", names)
             if peer is not None:
                 peers[uuid] = peer
                 if self._dial_rounds is not None:

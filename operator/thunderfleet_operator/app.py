@@ -110,10 +110,11 @@ class Operator:
         self._keys = Keyring()
         self.leader = Leader(kube, configuration.namespace, configuration.identity, self._gained)
         self.groups = GroupClient(lambda key: self.queue.changed(work_key(DEPLOYMENTS, key)), self.leading)
-        self.lists = Lists(kube, self.cache, self.changed)
+        self.lists = Lists(kube, self.cache, self.changed, self._remove_link)
         self._index = Index(self.cache, lambda: self._keys)
         self._events = Events(kube, self.metrics, self.term, str(configuration.identity))
         writer = Writer(kube, self.cache, self.metrics, self.term, partial(self.changed, own=True), self._events.later)
+        self._writer = writer
         macs = MacController(self._index, writer, _now)
         links = LinkController(self._index, writer, _now)
         certificates = CertificateController(kube, self._index, writer, _now)
@@ -201,6 +202,11 @@ class Operator:
             index.live_nodes.values(),
             self._scaling.needed(),
         )
+
+    async def _remove_link(self, name: str, uid: str) -> None:
+        """Deletes a link that is not kept, while this replica leads."""
+        if self.leading():
+            await self._writer.delete(LINKS, None, name, uid)
 
     # --- events in, keys out -----------------------------------------------------------------------------------------
 

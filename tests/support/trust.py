@@ -201,6 +201,12 @@ API: dict[str, tuple[Action, ...]] = {
             "401 yes role role role role role yes yes yes role",
         ),
         Action(
+            "link-list-own",
+            "read the ThunderboltLinks that end at Mac 1",
+            f"GET {OURS}/thunderboltlinks?fieldSelector=spec.a.node=$mac",
+            "401 yes role role role role role yes yes yes role",
+        ),
+        Action(
             "link-own",
             "write Mac 1's end of a link",
             f"PATCH {OURS}/thunderboltlinks/$link/status",
@@ -484,6 +490,18 @@ API: dict[str, tuple[Action, ...]] = {
             f"POST {IN_B}/pods/$runner/exec?container=runner&command=true&stdout=true",
             "401 yes role role role role role role role role role",
             real=True,
+        ),
+        Action(
+            "pod-proxy",
+            "send a request to a port of Mac 1 through a pod of a group in A",
+            f"GET {IN_A}/pods/$pod:9441/proxy/healthz",
+            "401 yes yes role role role role role role role role",
+        ),
+        Action(
+            "pod-proxy-b",
+            "the same through a pod of a group of another namespace",
+            f"GET {IN_B}/pods/$runner:9441/proxy/healthz",
+            "401 yes role role role role role role role role role",
         ),
         Action(
             "pod-log",

@@ -14,10 +14,11 @@ from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
 from typing import Final, Literal
 
-from thunderfleet_crds.names import API_VERSION, THUNDERBOLTLINK_PLURAL, end_label
+from thunderfleet_crds.names import API_VERSION, FIELDS_END, THUNDERBOLTLINK_PLURAL, end_label
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.host.hostcmd import BlockingHost
 from thunderfleet_lib.kube import ApiError, Json, Kube
+from thunderfleet_lib.kube.fields import with_value
 from thunderfleet_lib.macnet.decide import Goal
 from thunderfleet_lib.macnet.keeper import Keeper, Round
 from thunderfleet_lib.macnet.observe import Unreadable
@@ -150,7 +151,7 @@ class ThunderboltPorts:
         if not wanted.managed or self._kube is None:
             return Goal(server, managed=wanted.managed)
         try:
-            links, _ = await self._kube().list(LINKS, labelSelector=end_label(wanted.node))
+            links = await with_value(self._kube(), LINKS, FIELDS_END, wanted.node, end_label(wanted.node))
             self._addresses = cable_addresses(links, wanted.node, wanted.network)
         except (ApiError, LookupError, TypeError, ValueError) as error:
             log.debug("cannot read the cables of this Mac: %s", error)

@@ -76,7 +76,10 @@ class PodManager:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._unreadable: dict[str, PodFolder] = {}
         """The folders whose pod.json could not be read, by uid, until the first ``sync``."""
-        self._admitting = asyncio.Lock()
+        self._reading = asyncio.Lock()
+        self._reads_begun = 0
+        self._read_labels: tuple[int, Mapping[str, str]] = (0, {})
+        """Number and result of the last read of the Node's labels."""
         self._recorder = Recorder(kube, node_name)
         self._own_tasks: list[asyncio.Task[None]] = []
         self._ending_all = False
@@ -174,29 +177,45 @@ class PodManager:
         return {attempt.image_id for attempt in attempts if attempt.image_id}, names
 
     async def _admit(self, pod: Json) -> admission.Rejection | None:
-        """Decides about one pod at a time, so that two pods cannot take the same resources."""
-        async with self._admitting:
-            labels: Mapping[str, str] = self._settings.labels
-            with contextlib.suppress(ApiError):
-                # Labels added to the Node later are not in the settings.
-                node = await self.kube().get_or_none(f"/api/v1/nodes/{self.node_name}")
-                if node is not None:
-                    labels = {**labels, **(node["metadata"].get("labels") or {})}
-            rejection = admission.reject(
-                pod,
-                self.queries.pods(),
-                self.node_name,
-                labels,
-                self._settings.allocatable,
-                switches_users=self._users.enabled,
-                disk_pressure=self.evictor.pressure,
-                shutting_down=self._shutting_down,
-            )
-            if rejection is None:
-                worker = self._workers.get(str(pod["metadata"]["uid"]))
-                if worker is not None:
-                    worker.accepted = True
+        """Decides about a pod, and counts it from then on if it is accepted.
+
+        Any user may bind thousands of pods to the node, so others must not wait for a request for each of them.
+        """
+        rejection = self._decided(pod, self._settings.labels)
+        if rejection is None or rejection[0] not in admission.BY_LABELS:
             return rejection
+        # Labels added to the Node later are not in the settings.
+        return self._decided(pod, {**self._settings.labels, **await self._node_labels()})
+
+    def _decided(self, pod: Json, labels: Mapping[str, str]) -> admission.Rejection | None:
+        """Never waits, so that two pods cannot take the same resources."""
+        rejection = admission.reject(
+            pod,
+            self.queries.pods(),
+            self.node_name,
+            labels,
+            self._settings.allocatable,
+            switches_users=self._users.enabled,
+            disk_pressure=self.evictor.pressure,
+            shutting_down=self._shutting_down,
+        )
+        worker = self._workers.get(str(pod["metadata"]["uid"]))
+        if rejection is None and worker is not None:
+            worker.accepted = True
+        return rejection
+
+    async def _node_labels(self) -> Mapping[str, str]:
+        """The labels of the Node, read since this call; calls that wait together share one read. Empty if it fails."""
+        asked = self._reads_begun
+        async with self._reading:
+            if self._read_labels[0] <= asked:
+                self._reads_begun = number = self._reads_begun + 1
+                labels: Mapping[str, str] = {}
+                with contextlib.suppress(ApiError):
+                    node = await self.kube().get_or_none(f"/api/v1/nodes/{self.node_name}")
+                    labels = (node["metadata"].get("labels") or {}) if node is not None else {}
+                self._read_labels = number, labels
+            return self._read_labels[1]
 
     def sync(self, pods: Mapping[str, Json]) -> None:
         """Takes all pods of this node, by ``namespace/name``, as the API server lists them now.

@@ -6,6 +6,7 @@ credentials that are read again when they rotate, a time limit on every request,
 """
 
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 
+_OTHER_MEANING = re.compile(r"[?#%\\\s\x00-\x1f\x7f]")
+"""Characters that end a path or that clients of HTTP decode or remove."""
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 REQUEST_SECONDS = 30.0
@@ -217,7 +220,7 @@ class Kube:
         timeout: object,
         accept: str = JSON,
     ) -> Any:
-        url = self.host + path + ("?" + urlencode({k: _text(v) for k, v in query.items()}) if query else "")
+        url = self.host + _checked(path) + ("?" + urlencode({k: _text(v) for k, v in query.items()}) if query else "")
         headers = {"Accept": accept, "Content-Type": content}
         self.requests += 1
         if method != "GET":
@@ -240,7 +243,7 @@ class Kube:
         self, path: str, query: Sequence[tuple[str, str]], protocols: Sequence[str]
     ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
         """A WebSocket connection, for ``exec``. Raises ApiError. The caller sets a limit on the time."""
-        url = f"{self.host}{path}?{urlencode(query)}"
+        url = f"{self.host}{_checked(path)}?{urlencode(query)}"
         headers = {}
         self.requests += 1
         try:
@@ -453,6 +456,18 @@ class Kube:
         finally:
             self._watched.discard(content)
             response.response.close()
+
+
+def _checked(path: str) -> str:
+    """The path, if it leads where it seems to. Raises ApiError.
+
+    Users choose many names in paths. The API server does not check those that a pod gives to its Secrets, and the HTTP client
+    resolves ``..``.
+    """
+    if _OTHER_MEANING.search(path) or any(name in ("", ".", "..") for name in path.split("/")[1:]):
+        text = "a name in it is empty, '.' or '..', or contains a character that names of objects cannot have"
+        raise ApiError(400, "BadRequest", f"{path!r} is not a path of the API: {text}")
+    return path
 
 
 async def _read(response: aiohttp.ClientResponse, most: int) -> bytes | None:

@@ -5,7 +5,7 @@ Two ends are matched by the domain UUIDs in the current profiles. A link exists 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from thunderfleet_crds.kinds.nodeprofile import NodeProfile, NodeProfileStatus, ThunderboltPeer, ThunderboltPort
@@ -49,11 +49,19 @@ def wanted_uuids(status: NodeProfileStatus) -> frozenset[str]:
     return frozenset(peer.domain_uuid.lower() for port in ports for peer in port.peers)
 
 
-def find_peer(uuid: str, profiles: Iterable[NodeProfile], node: str, own: NodeProfileStatus) -> PeerPort | None:
+def find_peer(
+    uuid: str,
+    profiles: Iterable[NodeProfile],
+    node: str,
+    own: NodeProfileStatus,
+    links: Iterable[ThunderboltLink] = (),
+) -> PeerPort | None:
     """Which port of which node has that domain UUID, according to the current profiles.
 
-    If two nodes claim a UUID, one of the profiles is out of date; the UUID belongs to the node that detects a port of this Mac.
-    If that does not decide it, the answer is None: a wrong link is worse than a link that appears a moment later.
+    If two nodes claim a UUID, one of the profiles is out of date or wrong; the UUID belongs to the node that detects a port of
+    this Mac. If several do, it stays with the one to which this Mac reports a link (``links``: as last read), so that a Mac
+    that copies the UUIDs of others takes no cable from them. If that does not decide it, the answer is None: a wrong link is
+    worse than a link that appears a moment later.
     """
     mine = {
         port.domain_uuid.lower() for port in (own.thunderbolt.ports if own.thunderbolt else ()) if port.domain_uuid is not None
@@ -67,9 +75,20 @@ def find_peer(uuid: str, profiles: Iterable[NodeProfile], node: str, own: NodePr
                 sees_us = any(peer.domain_uuid.lower() in mine for peer in port.peers)
                 claims.append((sees_us, PeerPort(other.metadata.name, port.receptacle)))
     mutual = [claim for sees_us, claim in claims if sees_us]
+    if len(mutual) > 1:
+        mutual = [claim for claim in mutual if _is_reported(node, claim, links)]
     if len(mutual) == 1:
         return mutual[0]
     return claims[0][1] if len(claims) == 1 else None
+
+
+def _is_reported(node: str, peer: PeerPort, links: Iterable[ThunderboltLink]) -> bool:
+    """Whether this Mac reports that it detects that port through a link."""
+    other = LinkEnd(node=peer.node, port=peer.receptacle)
+    return any(
+        other in (link.spec.a, link.spec.b) and any(end.node == node and end.sees_peer for end in link.status.endpoints)
+        for link in links
+    )
 
 
 def link_reports(
@@ -82,8 +101,9 @@ def link_reports(
     """This Mac's ends of its links, by name.
 
     There is one for each peer that is a Node (``peers``, by lower-case domain UUID), and one for each existing link whose other
-    end detects this Mac although this Mac does not detect it (a display in between hides the peer). ``flapping`` are the
-    receptacles whose cable flaps.
+    end detects this Mac although this Mac does not detect it (a display in between hides the peer). The agents of other Macs
+    report such links, so they are accepted only for ports that detect no Mac, one for each. ``flapping`` are the receptacles
+    whose cable flaps.
     """
     if len(node) > MAX_NODE_NAME_LENGTH:
         return ()
@@ -97,16 +117,28 @@ def link_reports(
             spec = ordered(LinkEnd(node=node, port=port.receptacle), LinkEnd(node=other.node, port=other.receptacle))
             report = LinkReport(spec, _endpoint(node, status, port, peer, port.receptacle in flapping))
             found.setdefault(report.name, report)
-    for link in links:
-        if link.metadata.name in found or link.metadata.deletion_timestamp is not None:
-            continue
-        own = next((end for end in (link.spec.a, link.spec.b) if end.node == node), None)
-        hidden = ports.get(own.port) if own else None
-        if seen_by(node, link) and hidden is not None and hidden.connected and link_name(link.spec) == link.metadata.name:
-            found[link.metadata.name] = LinkReport(
-                link.spec, _endpoint(node, status, hidden, None, hidden.receptacle in flapping)
-            )
+    for hidden, link in _hidden(node, ports, links):
+        found[link.metadata.name] = LinkReport(link.spec, _endpoint(node, status, hidden, None, hidden.receptacle in flapping))
     return tuple(found[name] for name in sorted(found))
+
+
+def _hidden(
+    node: str, ports: Mapping[int, ThunderboltPort], links: Iterable[ThunderboltLink]
+) -> Iterator[tuple[ThunderboltPort, ThunderboltLink]]:
+    """Each port that detects no Mac although something is connected, and the link through which another Mac detects it.
+
+    Of several such links, the one that this Mac reports already stays.
+    """
+    free = {number: port for number, port in ports.items() if port.connected and not port.peers}
+
+    def is_new(link: ThunderboltLink) -> bool:
+        return not any(end.node == node for end in link.status.endpoints)
+
+    for link in sorted(links, key=is_new):
+        own = next((end for end in (link.spec.a, link.spec.b) if end.node == node), None)
+        valid = link.metadata.deletion_timestamp is None and link_name(link.spec) == link.metadata.name
+        if valid and own is not None and own.port in free and seen_by(node, link):
+            yield free.pop(own.port), link
 
 
 def seen_by(node: str, link: ThunderboltLink) -> str | None:

@@ -19,6 +19,7 @@ from thunderfleet_crds.meta.apimodel import ApiModel, ObjectMeta, OwnerReference
 from thunderfleet_crds.meta.conditions import Condition
 from thunderfleet_crds.names import (
     API_VERSION,
+    FIELDS_END,
     LABEL_DOMAIN_PREFIX,
     NODEPROFILE_KIND,
     NODEPROFILE_PLURAL,
@@ -28,6 +29,7 @@ from thunderfleet_crds.names import (
     short_hash,
 )
 from thunderfleet_lib.kube import ApiError, Json, Kube
+from thunderfleet_lib.kube.fields import with_value
 
 from thunderfleet_agent.derive.links import LinkReport
 from thunderfleet_agent.derive.profile import Profile
@@ -117,11 +119,11 @@ class Publisher:
             self.earlier = profile
             self.conditions = profile.status.conditions
             self.reachability = profile.status.reachability
-        items, _ = await self.kube.list(LINKS, labelSelector=end_label(self.node))
+        items = await with_value(self.kube, LINKS, FIELDS_END, self.node, end_label(self.node))
         found = {str(item["metadata"]["name"]): item for item in items}
         for name, applied in self._links.items():
             applied.compare(found.get(name))
-        links = (_read(ThunderboltLink, found[name]) for name in sorted(found))
+        links = (_read(ThunderboltLink, item) for item in found.values())
         self.links = tuple(link for link in links if link is not None)
 
     async def agent_of(self, node: str) -> Agent | None:
@@ -181,8 +183,7 @@ class Publisher:
         written = 0
         wanted = {report.name: report for report in links}
         for name, report in wanted.items():
-            labels = {end_label(end.node): "" for end in (report.spec.a, report.spec.b)}
-            main = ThunderboltLink(metadata=ObjectMeta(name=name, labels=labels), spec=report.spec).dump()
+            main = ThunderboltLink(metadata=ObjectMeta(name=name), spec=report.spec).dump()
             status: Json = {"endpoints": [report.endpoint.dump()]}
             if measurements := measured(name):
                 status["measurements"] = [measurement.dump() for measurement in measurements]

@@ -143,9 +143,9 @@ def reach(before: Fleet, after: Fleet, profiles_before: Profiles, profiles: Prof
 
 def _only_taken(before: Mac | None, after: Mac) -> bool:
     """Whether a Mac differs only in that it has less room."""
-    if before is None or after.free_bytes > before.free_bytes or after.in_use < before.in_use:
+    if before is None or after.free_bytes > before.free_bytes or after.in_use < before.in_use or after.full < before.full:
         return False
-    return replace(after, free_bytes=before.free_bytes, in_use=before.in_use) == before
+    return replace(after, free_bytes=before.free_bytes, in_use=before.in_use, full=before.full) == before
 
 
 def _only_used(before: Cable | None, after: Cable) -> bool:
@@ -174,6 +174,7 @@ def _for_all(mac: Mac) -> Mac:
         taints=(),
         schedulable=True,
         quarantine=None,
+        full=False,
         dials=None,
         kinds=AddressKinds(),
         store_bytes=0,

@@ -114,6 +114,8 @@ def _node_reasons(mac: Mac, request: Request) -> Iterator[str]:
         yield f"is cordoned (kubectl uncordon {mac.name})"
     if mac.quarantine:
         yield f"is quarantined until it reboots: {mac.quarantine}"
+    if mac.full:
+        yield f"runs {mac.pods} pods, as many as its kubelet allows: delete pods there, or raise its maxPods"
     missing = [f"{key}={value}" for key, value in request.selector.items() if mac.labels.get(key) != value]
     if missing:
         yield f"does not have the label {' and '.join(sorted(missing))} required by spec.nodes.selector"
@@ -125,7 +127,7 @@ def _node_reasons(mac: Mac, request: Request) -> Iterator[str]:
 def mended(mac: Mac, request: Request) -> Mac:
     """The Mac once nothing of ``_node_reasons`` keeps it away, except what only ``request`` excludes (``avoid``)."""
     labels = {**mac.labels, **request.selector}
-    return replace(mac, ready=True, schedulable=True, quarantine=None, labels=labels, taints=())
+    return replace(mac, ready=True, schedulable=True, quarantine=None, full=False, labels=labels, taints=())
 
 
 def ineligible_reasons(mac: Mac, request: Request) -> Iterator[str]:

@@ -17,7 +17,14 @@ from thunderfleet_crds.names import MAX_NAME_LENGTH
 from thunderfleet_lib.kube import Json, key_of
 
 from thunderfleet_operator.observe.objects.metadata import epoch_number, group_index, owner_uid
-from thunderfleet_operator.observe.objects.nodes import allocatable_bytes, boot_id, internal_ip, is_ready, taints
+from thunderfleet_operator.observe.objects.nodes import (
+    allocatable_bytes,
+    allocatable_pods,
+    boot_id,
+    internal_ip,
+    is_ready,
+    taints,
+)
 from thunderfleet_operator.observe.objects.plans import read_epoch
 from thunderfleet_operator.observe.objects.pods import annotated_ports, pod_memory, pod_node, pod_ports, read_pod
 from thunderfleet_operator.observe.objects.proofs import TRUSTING
@@ -128,6 +135,7 @@ _READS: dict[str, dict[str, Callable[[Json], object]]] = {
         "metadata.labels": _labels,
         "spec.taints": taints,
         "status.allocatable.memory": allocatable_bytes,
+        "status.allocatable.pods": allocatable_pods,
         "status.conditions": is_ready,
         "status.addresses": internal_ip,
         "status.nodeInfo": boot_id,

@@ -2,7 +2,7 @@
 
 A Mac has at most MAX_PORTS ports with MAX_PEERS peers each, and two Macs at most as many cables between them as one has ports.
 Of more links, those are kept that the Mac itself reports, or both Macs do, so that no other Mac can replace them, and then the
-first by name. A link that is not kept costs nothing more.
+first by name. A link that is not kept costs nothing more, and is deleted if it is not kept for long (``lists``).
 """
 
 import logging
@@ -68,8 +68,8 @@ class Claims:
         if macs not in self.exceeded:
             self.exceeded.add(macs)
             log.warning(
-                "%s more ThunderboltLinks than Macs have ports; some, such as %s, do not count: find the Mac whose agent "
-                "creates them, and delete them with `kubectl delete tbl NAME`",
+                "%s more ThunderboltLinks than Macs have ports; some, such as %s, do not count and will be deleted: find the "
+                "Mac whose agent creates them",
                 f"Mac {macs[0]} has" if len(macs) == 1 else f"Macs {' and '.join(macs)} have",
                 name,
             )

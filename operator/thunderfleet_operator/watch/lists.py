@@ -7,7 +7,7 @@ deletion that happened meanwhile: one list of the metadata finds those.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from thunderfleet_lib.kube import ApiError, Json, Kube, key_of
 
@@ -19,19 +19,31 @@ RELIST_SECONDS = 2.0
 """The metadata is listed this long after the last event of kopf's own list."""
 RETRY_SECONDS = 2.0
 AGAIN_SECONDS = 600.0
-"""Links are listed again after this long while some are not kept: others of the Mac may have been deleted since."""
+"""Links are listed again after this long while some are not kept: others of the Mac may have been deleted since. Those that two
+such lists in a row do not keep are deleted."""
+LEFT_LINKS = 4096
+"""Number of links without a place that are remembered from one such list to the next, and so deleted at most."""
 
 Changed = Callable[[Collection, str, Json | None, Json | None], None]
 """Called with the collection, the ``namespace/name``, and the object before and after; None: there is none."""
+Remove = Callable[[str, str], Awaitable[object]]
+"""Deletes a link by name and UID. Raises ApiError."""
+
+
+async def _remove_nothing(name: str, uid: str) -> None:
+    """Leaves the link."""
 
 
 class Lists:
-    """``changed`` is called for everything that a list changes in the cache."""
+    """``changed`` is called for everything that a list changes in the cache, ``remove`` for links that nobody else deletes."""
 
-    def __init__(self, kube: Kube, cache: Cache, changed: Changed) -> None:
+    def __init__(self, kube: Kube, cache: Cache, changed: Changed, remove: Remove = _remove_nothing) -> None:
         self._kube = kube
         self._cache = cache
         self._changed = changed
+        self._remove = remove
+        self._left: dict[str, str] = {}
+        """Links that the last list of links did not keep: name and UID."""
         self._relisted: dict[str, float] = {}
         self._links_listed = time.monotonic()
         self._refilling = asyncio.Lock()
@@ -71,11 +83,12 @@ class Lists:
                 await self._fill(collection, tell=True)
             self._complete = number
 
-    async def _fill(self, collection: Collection, *, tell: bool) -> None:
+    async def _fill(self, collection: Collection, *, tell: bool) -> dict[str, str]:
         """Reads a list page by page into the cache, because all pages of a large fleet are several times as large as the cache.
 
-        ``tell``: whether ``changed`` is called.
+        ``tell``: whether ``changed`` is called. Returns the first objects that the cache does not keep: key and UID.
         """
+        left: dict[str, str] = {}
         store = self._cache[collection]
         keys: set[str] = set()
         version = ""
@@ -88,7 +101,10 @@ class Lists:
                 # Unpacked only if it has changed, as few have.
                 if store.put(item) and tell:
                     self._changed(collection, key, unpacked(before) if before is not None else None, store.items[key])
+                if key not in store.items and len(left) < LEFT_LINKS:
+                    left[key] = str(item["metadata"].get("uid"))
         self._keep(collection, keys, version, tell=tell)
+        return left
 
     def _keep(self, collection: Collection, keys: set[str], version: str, *, tell: bool = True) -> None:
         """Removes from the cache what a list did not have."""
@@ -123,11 +139,16 @@ class Lists:
             return
         self._links_listed = time.monotonic()
         before, claims.exceeded = claims.exceeded, set()
+        earlier, self._left = self._left, {}
         try:
-            await self._fill(LINKS, tell=True)
+            self._left = await self._fill(LINKS, tell=True)
+            for name, uid in self._left.items():
+                # No round ever sees it, not even after its Macs are deleted. The agent of a cable that exists reports it again.
+                if earlier.get(name) == uid:
+                    await self._remove(name, uid)
         except ApiError as error:
             claims.exceeded |= before
-            log.warning("cannot list %s: %s; retrying in %.0f s", LINKS.name, error, AGAIN_SECONDS)
+            log.warning("cannot list or delete %s: %s; retrying in %.0f s", LINKS.name, error, AGAIN_SECONDS)
 
     async def _drop_deleted(self, collection: Collection) -> None:
         """Removes from the cache what the API server no longer has."""

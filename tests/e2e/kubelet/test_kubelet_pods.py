@@ -7,7 +7,7 @@ import re
 import pytest
 import yaml
 
-from tests.support.kubelets import MAC, ROOT, Fleet, alive_with, first, waits_for
+from tests.support.kubelets import MAC, ROOT, Fleet, alive_with, container, first, pod, waits_for
 from tests.support.waiting import until
 
 
@@ -154,6 +154,40 @@ def test_a_pod_reads_nothing_of_another_pod(fleet: Fleet) -> None:
     seen = fleet.exec("root", "sh", "-c", script)
     assert [place for place in PLACES if f"read {place}\n" not in seen] == []
     assert "read environment" in seen
+
+
+def test_a_pod_names_no_object_of_another_namespace(fleet: Fleet) -> None:
+    """The API server takes any text as the name of a Secret in a volume, and a kubelet may read what its pods name."""
+    image, theirs = fleet.cluster.image, "elsewhere"
+    mount = [{"name": "v", "mountPath": "/v"}]
+    own = [{"name": "v", "secret": {"secretName": "keys"}}]
+    waits = pod("theirs", [container(image, "sleep 3600", volumeMounts=mount)], volumes=own)
+    waits["metadata"]["namespace"] = theirs
+    fleet.kubectl("create", "namespace", theirs)
+    fleet.kubectl("create", "secret", "generic", "keys", "--from-literal=key=s3cret", "-n", theirs)
+    until(lambda: fleet.api.get(f"/api/v1/namespaces/{theirs}/serviceaccounts/default"), "pods can be created there")
+    reach = f"../../{theirs}/secrets/keys"
+    sources: dict[str, dict[str, object]] = {
+        "alone": {"secret": {"secretName": reach}},
+        "projected": {"projected": {"sources": [{"secret": {"name": reach}}]}},
+    }
+    reaching = [
+        pod(f"reaches-{name}", [container(image, "cat v/key", volumeMounts=mount)], volumes=[{"name": "v", **source}])
+        for name, source in sources.items()
+    ]
+    try:
+        fleet.apply(waits)
+        found = f"/api/v1/namespaces/{theirs}/pods/theirs"
+        until(lambda: (fleet.api.get(found) or {}).get("status", {}).get("phase") == "Running", "the kubelet has their Secret")
+        fleet.apply(*reaching)
+        for one in reaching:
+            name = one["metadata"]["name"]
+            event = until(lambda name=name: fleet.events(name).get("FailedMount"), f"{name} is refused")  # type: ignore[misc]
+            assert reach in event and "is not a path of the API" in event
+            assert fleet.pod(name)["status"]["phase"] == "Pending"
+    finally:
+        fleet.kubectl("delete", "pod", *(one["metadata"]["name"] for one in reaching), "--ignore-not-found", "--wait=false")
+        fleet.kubectl("delete", "namespace", theirs, "--wait=false")
 
 
 def test_the_node_says_whether_pods_share_a_user(fleet: Fleet) -> None:

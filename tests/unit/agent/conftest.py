@@ -294,7 +294,7 @@ class FakeKube(Kube):
     """An API server in memory, with what the agent uses.
 
     Apply by field manager on main resources and /status, 404 on the status of an object that does not exist, an unchanged
-    resourceVersion after an apply without changes, lists by label.
+    resourceVersion after an apply without changes, lists by label and by the ends of links.
     """
 
     def __init__(self) -> None:
@@ -327,6 +327,9 @@ class FakeKube(Kube):
         if path.rpartition("/")[2] in ("nodeprofiles", "thunderboltlinks"):
             items = [item for key, item in sorted(self.objects.items()) if key.startswith(path + "/")]
             label = query.get("labelSelector")
+            if field := query.get("fieldSelector"):
+                end, _, node = field.removeprefix("spec.").partition(".node=")
+                items = [i for i in items if i["spec"][end]["node"] == node]
             if label and " in (" in label:
                 key, _, values = label.rstrip(")").partition(" in (")
                 items = [i for i in items if i["metadata"].get("labels", {}).get(key) in values.split(",")]

@@ -188,11 +188,15 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "holder of a line for a control plane": (f"{PLANES}::test_a_line_works_once_and_leaves_nothing",),
     "root on a Mac with a control plane": ADVICE,
     "root on a Mac, and so": (
-        *("key-read", "token-agent", "np-own", "link-own", "node-status", "np-list"),
+        *("key-read", "token-agent", "np-own", "link-own", "node-status", "np-list", "link-list-own"),
         *("np-other", "link-other", "secret-list", "token-agent-other", "node-taint", "np-quarantine", "pod-create"),
         f"{CERTIFICATES}::test_a_mac_that_publishes_the_address_of_another_gets_no_certificate_for_it",
         f"{LIVE_CERTIFICATES}::test_requests_wait_for_the_operator_and_hostile_ones_are_denied",
         "unit/operator/watch/test_cached_objects.py::test_a_compromised_mac_has_as_many_cables_as_a_mac_can_have",
+        "unit/operator/watch/test_cached_objects.py::test_links_that_never_count_are_deleted",
+        "unit/agent/test_derive.py::test_a_mac_that_copies_uuids_takes_no_cable_from_others",
+        "unit/agent/test_derive.py::test_of_claims_to_a_hidden_port_the_first_stays",
+        "unit/lib/test_kube_fields.py::test_a_label_that_names_another_mac_counts_for_nothing",
     ),
     "a pod on a Mac |": (
         f"{USERS}::test_a_pod_reaches_nothing_of_another_pod",
@@ -217,6 +221,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     ),
     "`kubectl port-forward` reaches a TCP port": (f"{FORWARDED}::test_only_the_pods_own_sockets_are_reached",),
     "The kubelet checks this for each connection": (f"{FORWARDED}::test_only_the_pods_own_sockets_are_reached",),
+    "For `pods/proxy` and `services/proxy`, which": ("pod-proxy", "pod-proxy-b"),
     "It may list and watch the EndpointSlices": ADVICE,
     "If the chart value `pods.allowed` is": (
         "unit/chart/test_clusters.py::test_pods_on_macs_are_the_operators_if_the_value_says_so",
@@ -410,6 +415,18 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "unit/lib/kube/test_kube_client.py::test_a_page_of_large_objects_is_read_in_parts_and_later_pages_are_whole",
         "unit/operator/watch/test_cached_objects.py::test_kopf_lists_in_pages_and_holds_no_object_for_long",
     ),
+    "binds as many pods to a Mac as it may run": (
+        "unit/operator/groups/test_usage.py::test_a_mac_that_runs_as_many_pods_as_it_may_gets_no_rank",
+        "unit/operator/placement/test_placement_eligibility.py::test_a_mac_that_may_not",
+        "unit/kubelet/test_pods_running.py::test_pods_that_are_rejected_delay_no_other",
+    ),
+    "names a Secret or a ConfigMap of another namespace": (
+        "unit/lib/test_kube_client.py::test_a_name_leads_to_no_other_path",
+        "e2e/test_kubelet_pods.py::test_a_pod_names_no_object_of_another_namespace",
+    ),
+    "deletes a ModelDeployment with `--cascade=orphan`": (
+        "unit/operator/groups/test_usage.py::test_pods_of_others_take_memory_and_ports_and_are_no_group",
+    ),
     "names a ModelDeployment like": (f"{LIVE_FORGERY}::test_a_deployment_named_like_a_service",),
     "Two admission policies refuse": (
         "plan-forge",
@@ -559,6 +576,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "They belong to the next pod with that user id": UNPROTECTED,
     "Leave out `runAsUser`": ADVICE,
     "Named POSIX shared memory": UNPROTECTED,
+    "Probes and hooks of a pod send": UNPROTECTED,
     "Pods on a Mac are processes": UNPROTECTED,
     "There is no isolation by namespaces": (f"{USERS}::test_command_lines_and_files_for_everybody_can_be_read",),
 }

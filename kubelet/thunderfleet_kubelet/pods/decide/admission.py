@@ -151,6 +151,10 @@ def selects(pod: Json, node_name: str, labels: Mapping[str, str]) -> bool:
     )
 
 
+BY_LABELS = ("NodeAffinity", "PodOSNotSupported")
+"""Reasons that depend on the labels of the Node."""
+
+
 def reject(
     pod: Json,
     others: Iterable[Json],

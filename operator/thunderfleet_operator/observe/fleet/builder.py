@@ -72,7 +72,10 @@ Links = Mapping[str, ThunderboltLink | None]
 def _occupied_mac(mac: Mac, taken: Taken) -> Mac:
     free = max(0, mac.allocatable_bytes - taken.memory.get(mac.name, 0))
     in_use = mac.name in taken.groups
-    return mac if (mac.free_bytes, mac.in_use) == (free, in_use) else replace(mac, free_bytes=free, in_use=in_use)
+    full = 0 < mac.pods <= taken.pods.get(mac.name, 0)
+    if (mac.free_bytes, mac.in_use, mac.full) == (free, in_use, full):
+        return mac
+    return replace(mac, free_bytes=free, in_use=in_use, full=full)
 
 
 def _occupied_cable(cable: Cable, taken: Taken) -> Cable:
@@ -93,6 +96,7 @@ def _occupation(fleet: Fleet, before: Taken, after: Taken) -> tuple[dict[str, Ma
     """The Macs and cables of ``fleet``, made with ``before``, that differ with ``after``."""
     names = {name for name in before.memory.keys() | after.memory.keys() if before.memory.get(name) != after.memory.get(name)}
     names |= before.groups ^ after.groups
+    names |= {name for name in before.pods.keys() | after.pods.keys() if before.pods.get(name) != after.pods.get(name)}
     ends = {node for node, _ in before.addresses ^ after.addresses}
     ends |= {node for node, _ in dict(before.queue_pairs.items() ^ after.queue_pairs.items())}
     macs = {name: _occupied_mac(fleet.macs[name], after) for name in names if name in fleet.macs}
@@ -393,6 +397,7 @@ class FleetBuilder:
             address=node.address,
             allocatable_bytes=node.allocatable_bytes,
             free_bytes=node.allocatable_bytes,
+            pods=node.pods,
             ready=node.ready and not node.deleting,
             schedulable=node.schedulable,
             labels=node.labels or {},

@@ -22,6 +22,8 @@ class Taken:
     """Mac and address of each cable that a ring uses."""
     queue_pairs: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Queue pairs in use, by Mac and RDMA device."""
+    pods: Mapping[str, int] = field(default_factory=dict)
+    """Number of pods by Mac, with those that plans are about to create."""
 
     def with_ports(self, node: str, ports: frozenset[int]) -> "Taken":
         """The same, with ports that programs outside of pods use."""
@@ -73,10 +75,12 @@ class Usage:
         memory: dict[str, int] = {}
         ports: dict[str, frozenset[int]] = {}
         groups: set[str] = set()
+        pods: dict[str, int] = {}
         for pod in self.pods.values():
             if pod.node is None or not _holds(pod) or (without is not None and (pod.owner, pod.group) == without):
                 continue
             memory[pod.node] = memory.get(pod.node, 0) + pod.memory_bytes
+            pods[pod.node] = pods.get(pod.node, 0) + 1
             if pod.ports:
                 ports[pod.node] = ports.get(pod.node, frozenset()) | pod.ports
             if pod.owner is not None:
@@ -96,10 +100,11 @@ class Usage:
                 if made is not None and (made.scheduled or made.ended):
                     continue
                 memory[rank.node] = memory.get(rank.node, 0) + rank.memory_bytes
+                pods[rank.node] = pods.get(rank.node, 0) + 1
                 held = frozenset((rank.gateway_port, rank.control_port, *rank.ring_ports))
                 ports[rank.node] = ports.get(rank.node, frozenset()) | held
                 groups.add(rank.node)
-        return Taken(memory, ports, frozenset(groups), frozenset(addresses), queue_pairs)
+        return Taken(memory, ports, frozenset(groups), frozenset(addresses), queue_pairs, pods)
 
 
 def _holds(pod: Pod) -> bool:

@@ -29,6 +29,8 @@ class Node:
     """Its InternalIP."""
     boot_id: str | None = None
     allocatable_bytes: int = 0
+    pods: int = 0
+    """Number of pods that it runs at most; 0 if it does not say."""
     counts_gpu_memory: bool = False
     """Whether it has GPU memory as a resource that pods can request."""
     labels: Mapping[str, str] | None = None
@@ -98,6 +100,11 @@ def allocatable_bytes(item: Json) -> int:
     return min(memory, to_bytes(str(found[RESOURCE_GPU_MEMORY]))) if has_gpu_memory(item) else memory
 
 
+def allocatable_pods(item: Json) -> int:
+    """Number of pods that a Node runs at most, 0 if it does not say. Raises ``ValueError`` if it is not a quantity."""
+    return to_bytes(str(_allocatable(item).get("pods") or 0))
+
+
 def taints(item: Json) -> tuple[Taint, ...]:
     """A Node's taints, without those that Kubernetes sets for a cordon or a missed heartbeat.
 
@@ -135,6 +142,7 @@ def read_node(item: Json) -> Node:
         address=internal_ip(item),
         boot_id=boot_id(item),
         allocatable_bytes=allocatable_bytes(item),
+        pods=allocatable_pods(item),
         counts_gpu_memory=has_gpu_memory(item),
         labels=item["metadata"].get("labels") or {},
         taints=taints(item),

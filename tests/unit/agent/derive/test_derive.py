@@ -16,7 +16,14 @@ from thunderfleet_agent.derive.profile import profile
 from thunderfleet_agent.observe.facts import Facts, Source
 from thunderfleet_agent.observe.parsers import hardware, thunderbolt
 from thunderfleet_crds.kinds.nodeprofile import NodeProfile, NodeProfileStatus
-from thunderfleet_crds.kinds.thunderboltlink import Endpoint, ThunderboltLink, ThunderboltLinkStatus
+from thunderfleet_crds.kinds.thunderboltlink import (
+    Endpoint,
+    LinkEnd,
+    ThunderboltLink,
+    ThunderboltLinkStatus,
+    link_name,
+    ordered,
+)
 from thunderfleet_crds.meta.apimodel import ObjectMeta
 from thunderfleet_crds.meta.conditions import Condition, find_condition
 from thunderfleet_crds.vocabulary import AddressClass, ConditionStatus, InterfaceKind, RDMADeviceState
@@ -332,6 +339,26 @@ def test_a_uuid_that_two_nodes_claim_belongs_to_the_one_that_sees_us(shapes: Any
     assert find_peer(uuid, [stale], "studio-1", status) == PeerPort("old", 3)
 
 
+def test_a_mac_that_copies_uuids_takes_no_cable_from_others(shapes: Any) -> None:
+    """Its agent may write any UUIDs and peers into its own profile, and its own ends of links."""
+    status = profile(observed(shapes), NOW).status
+    real, liar = other_end(shapes, "studio-2", sees=shapes.mine), other_end(shapes, "a-liar", sees=shapes.mine)
+    uuid = shapes.theirs.lower()
+    links: list[ThunderboltLink] = []
+    for name in ("studio-2", "a-liar"):
+        (report,) = link_reports("studio-1", status, {uuid: PeerPort(name, 3)})
+        theirs = Endpoint(node=name, port=3, sees_peer=True)
+        ends = (theirs, report.endpoint) if name == "studio-2" else (theirs,)
+        known = ThunderboltLinkStatus(endpoints=ends)
+        links.append(ThunderboltLink(metadata=ObjectMeta(name=report.name), spec=report.spec, status=known))
+    assert find_peer(uuid, [liar, real], "studio-1", status, links) == PeerPort("studio-2", 3)
+    assert find_peer(uuid, [liar, real], "studio-1", status, links[1:]) is None
+    # It detects a Mac at this port: a link that only another Mac reports is none that a display hides.
+    assert link_reports("studio-1", status, {uuid: PeerPort("studio-2", 3)}, links) == link_reports(
+        "studio-1", status, {uuid: PeerPort("studio-2", 3)}
+    )
+
+
 def test_a_label_without_the_port_joins_nothing(shapes: Any) -> None:
     status = profile(observed(shapes), NOW).status
     moved = NodeProfile(metadata=ObjectMeta(name="studio-2", labels={f"domain.thunderfleet.io/{shapes.theirs.lower()}": ""}))
@@ -364,6 +391,18 @@ def test_an_end_that_sees_nothing_still_tells_of_a_cable_that_the_other_end_sees
     blind = other_end(shapes).status
     (report,) = link_reports("studio-2", blind, {}, [hidden_link(shapes, other_sees=True)])
     assert (report.name, report.endpoint.port, report.endpoint.sees_peer) == ("studio-1.tb1--studio-2.tb3", 3, False)
+
+
+def test_of_claims_to_a_hidden_port_the_first_stays(shapes: Any) -> None:
+    """The kubelet derives the address of the port from the link that its agent reports."""
+    real = hidden_link(shapes, other_sees=True)
+    blind = other_end(shapes).status
+    (report,) = link_reports("studio-2", blind, {}, [real])
+    real = real.model_copy(update={"status": ThunderboltLinkStatus(endpoints=(*real.status.endpoints, report.endpoint))})
+    spec = ordered(LinkEnd(node="a-liar", port=1), LinkEnd(node="studio-2", port=3))
+    claimed = ThunderboltLinkStatus(endpoints=(Endpoint(node="a-liar", port=1, sees_peer=True),))
+    claim = ThunderboltLink(metadata=ObjectMeta(name=link_name(spec)), spec=spec, status=claimed)
+    assert link_reports("studio-2", blind, {}, [claim, real]) == (report,)
 
 
 def test_a_cable_that_no_end_sees_is_withdrawn(shapes: Any) -> None:

@@ -1067,3 +1067,34 @@ async def test_a_container_that_waits_for_its_back_off_starts_when_the_machine_b
     world.settings = replace(world.settings, boot="second")
     await world.boot()
     await world.until(lambda: (world.folder("one").attempt("main", 2) / "exit.json").exists())
+
+
+async def test_pods_that_are_rejected_delay_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any user may bind thousands of pods to a node: the Node is not read for each of them, one after the other."""
+    reads, answer = 0, asyncio.Event()
+    get = world.api.get_or_none
+
+    async def slow(path: str) -> Json | None:
+        nonlocal reads
+        if path == "/api/v1/nodes/node-1":
+            reads += 1
+            await answer.wait()
+            return {"metadata": {"labels": {"late": "here"}}}
+        return await get(path)
+
+    monkeypatch.setattr(world.api, "get_or_none", slow)
+    await world.boot()
+    for number in range(20):
+        world.api.add_pod(f"large-{number}", {"containers": [sh("true", resources={"requests": {"memory": "1Ti"}})]})
+        world.api.add_pod(f"elsewhere-{number}", {"containers": [sh("true")], "nodeSelector": {"late": "there"}})
+    world.api.add_pod("late", {"containers": [sh("true")], "nodeSelector": {"late": "here"}})
+    world.api.add_pod("fits", {"containers": [sh("true")]})
+    await world.phase("fits", "Succeeded")
+    await world.until(lambda: [world.api.pod(f"large-{number}")["status"]["phase"] for number in range(20)] == ["Failed"] * 20)
+    assert reads == 1 and world.api.pod("late")["status"]["phase"] == "Pending"
+    answer.set()
+    await world.phase("late", "Succeeded")
+    await world.until(
+        lambda: {world.api.pod(f"elsewhere-{number}")["status"].get("reason") for number in range(20)} == {"NodeAffinity"}
+    )
+    assert reads <= 2

@@ -66,6 +66,24 @@ async def test_a_watch_notices_that_connections_were_given_up(server: str) -> No
         assert (await kube.get("/api/v1/pods/x"))["metadata"]["name"] == "x"
 
 
+ELSEWHERE = ("../../b/secrets/key", "x/../../b/secrets/key", "%2e%2e/key", "..", ".", "", "x?y", "x#y", "a\n")
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+async def test_a_name_leads_to_no_other_path(server: str, name: str) -> None:
+    """The API server accepts any text as the name of a Secret that a pod refers to, and the HTTP client resolves it."""
+    configuration = Configuration()
+    configuration.host = server
+    async with Kube(configuration) as kube:
+        for send in (kube.get(f"/api/secrets/{name}"), kube.get_or_none(f"/api/secrets/{name}"), kube.delete(f"/api/{name}/x")):
+            with pytest.raises(ApiError, match="is not a path of the API"):
+                await send
+        with pytest.raises(ApiError, match="is not a path of the API"):
+            async with kube.websocket(f"/api/pods/{name}/exec", (), ()):
+                pass
+        assert await kube.get("/apis/rbac.authorization.k8s.io/v1/clusterroles/system:node")
+
+
 async def test_lists_have_all_pages(server: str) -> None:
     configuration = Configuration()
     configuration.host = server

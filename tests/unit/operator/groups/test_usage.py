@@ -88,7 +88,22 @@ def test_a_pod_that_has_ended_or_has_no_node_takes_nothing(more: dict[str, Any])
 
 def test_pods_of_others_take_memory_and_ports_and_are_no_group() -> None:
     agents = {f"ns/{i}": pod(0, owner=None, memory_bytes=30, ports=frozenset({9000 + i})) for i in (0, 1)}
-    assert Usage(agents).taken() == Taken({"a": 60}, {"a": frozenset({9000, 9001})})
+    assert Usage(agents).taken() == Taken({"a": 60}, {"a": frozenset({9000, 9001})}, pods={"a": 2})
+
+
+def test_a_mac_that_runs_as_many_pods_as_it_may_gets_no_rank() -> None:
+    """Any user can bind small pods to the best Macs, and the scheduler binds no more then."""
+    fleet = FLEET.changed([replace(FLEET.macs["a"], pods=3)])
+    others = {f"other/{i}": pod(0, owner=None, memory_bytes=1) for i in range(3)}
+    one, two, three = (Usage(dict(list(others.items())[:count])).taken() for count in (1, 2, 3))
+    found = fleet
+    for before, after, full in ((Taken(), one, False), (one, two, False), (two, three, True), (three, two, False)):
+        found = occupied(found, before, after)
+        assert [found.macs[name].full for name in "abc"] == [full, False, False], "those that say nothing have no limit"
+    taken = Usage({}, {("uid", 0): plan(), ("uid", 1): plan(2), ("uid", 2): plan(3)}).taken()
+    assert taken.pods == {"a": 3, "b": 3} and occupied(fleet, Taken(), taken).macs["a"].full, "pods that are about to come"
+    left = Usage({}, {OWN: plan(), ("uid", 1): plan(2), ("uid", 2): plan(3)}).taken(OWN)
+    assert not occupied(fleet, Taken(), left).macs["a"].full, "a group makes room for itself"
 
 
 @pytest.mark.parametrize(("ring", "nodes", "each"), [(False, ("a", "b"), 1), (True, ("a", "b"), 2), (True, ("a", "b", "c"), 1)])

@@ -97,6 +97,11 @@ def unsized(path: str, problem: str) -> ModelFacts:
             "has an incomplete copy of the model at /m (copy it again): files are missing",
         ),
         (
+            replace(MAC, pods=110, full=True),
+            REQUEST,
+            "runs 110 pods, as many as its kubelet allows: delete pods there, or raise its maxPods",
+        ),
+        (
             replace(MAC, models=(unsized("/m", "one"), unsized("/n", "two"))),
             REQUEST,
             "has not determined how much memory /m needs (its agent tries again every 5 minutes): one",
@@ -142,7 +147,7 @@ def test_a_mended_mac_may_take_a_rank() -> None:
                 kept_away.add(field.name)
                 made = fixed(mac, asked, cohort, Transport.NONE)
                 assert ineligible_reason(made, asked) is None, f"add {field.name} to placement.eligibility.mended"
-    assert kept_away >= {"address", "ready", "schedulable", "labels", "taints", "profiled", "models", "quarantine"}
+    assert kept_away >= {"address", "ready", "schedulable", "labels", "taints", "profiled", "models", "quarantine", "full"}
 
 
 @pytest.mark.parametrize(

@@ -330,6 +330,29 @@ async def test_links_that_did_not_count_are_listed_again(monkeypatch: pytest.Mon
     assert count == 1, "all are kept"
 
 
+async def test_links_that_never_count_are_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No round sees them. The first list after they appear may be the moment before an agent reports its end."""
+    monkeypatch.setattr(lists_module, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(claims_module, "LINKS_OF_TWO", 2)
+    removed: list[tuple[str, str]] = []
+
+    async def remove(name: str, uid: str) -> None:
+        removed.append((name, uid))
+
+    def claim(port: int, uid: str) -> dict[str, Any]:
+        found = cable(("a", port), ("b", port), port, "a")
+        return {**found, "metadata": {**found["metadata"], "uid": uid}}
+
+    kube = Pages(LINKS.path, [Page([claim(port, "one") for port in (1, 2, 3, 4)], "10")], lambda: None)
+    lists = Lists(kube, Cache(), lambda *_: None, remove)
+    await lists.fill()
+    await lists._list_left_links()
+    assert removed == []
+    kube._given = [Page([claim(1, "one"), claim(2, "one"), claim(3, "one"), claim(4, "another")], "10")]
+    await lists._list_left_links()
+    assert removed == [("a.tb3--b.tb3", "one")]
+
+
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["put", "drop", "forget", "keep", "read", "read"]),
