@@ -88,25 +88,25 @@ class PodFolder:
         files.write_file(str(self.path / "pod.json"), json.dumps(pod))
         os.chmod(self.path / "pod.json", 0o600)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Deletes the files that containers of an ended pod can reach; logs and exit codes stay. The pod then has no user.
 
         Raises OSError.
         """
         for name in ("empty", "volumes"):
-            leftovers.delete(self.path / name)
+            await leftovers.delete(self.path / name)
         for name in self.names():
-            leftovers.delete(self.path / "containers" / name / "sandbox")
+            await leftovers.delete(self.path / "containers" / name / "sandbox")
         os.chmod(self.path, 0o700)
         os.chown(self.path, -1, self.path.parent.stat().st_gid)
 
-    def remove(self) -> None:
+    async def remove(self) -> None:
         """Deletes all files of the pod. Raises OSError if some are left; then the pod's user must not be used again."""
         # pod.json first: the rest of a folder that is only partly deleted is not a pod.
         (self.path / "pod.json").unlink(missing_ok=True)
         for name in FOLDERS:
-            leftovers.delete(self.path / name)
-        leftovers.delete(self.path)
+            await leftovers.delete(self.path / name)
+        await leftovers.delete(self.path)
 
     def numbers(self, container: str) -> list[int]:
         """The attempts of a container that are on disk, oldest first. Raises OSError."""

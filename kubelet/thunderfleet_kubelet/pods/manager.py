@@ -39,10 +39,6 @@ END_MARGIN_SECONDS = 30.0
 """How long pods may take to end beyond their longest grace period."""
 KILL_SECONDS = 2.0
 """The part of the time for a shutdown that is reserved for killing processes and writing statuses."""
-DISCARD_SECONDS = 2.0
-SEARCH_SECONDS = 10.0
-"""Time limit of the search for files of a discarded pod's user in shared folders."""
-"""How long the event loop waits for the processes of a pod that this node does not have."""
 
 
 class PodManager:
@@ -76,6 +72,8 @@ class PodManager:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._unreadable: dict[str, PodFolder] = {}
         """The folders whose pod.json could not be read, by uid, until the first ``sync``."""
+        self._discards: dict[str, asyncio.Task[None]] = {}
+        """Deletes what pods left that this node does not have, by uid."""
         self._admitting = asyncio.Lock()
         self._recorder = Recorder(kube, node_name)
         self._own_tasks: list[asyncio.Task[None]] = []
@@ -145,7 +143,7 @@ class PodManager:
             return
         if pod is None:
             # Never accepted, or partly deleted.
-            self._discard(folder)
+            self._begin_discard(folder)
             return
         self._add(pod, folder, accepted=True)
 
@@ -153,7 +151,14 @@ class PodManager:
         worker = PodWorker(pod, folder, self._services, accepted=accepted)
         self._workers[worker.uid] = worker
         with logs.fields(**_about(pod)):
-            self._tasks[worker.uid] = asyncio.create_task(worker.run(), name=f"pod {worker.key}")
+            self._tasks[worker.uid] = asyncio.create_task(self._run(worker), name=f"pod {worker.key}")
+
+    async def _run(self, worker: PodWorker) -> None:
+        discard = self._discards.get(worker.uid)
+        if discard is not None:
+            # The API server has the pod although nothing shows that this node has accepted it. It gets the folder afterwards.
+            await asyncio.wait({discard})
+        await worker.run()
 
     def _ended(self, uid: str) -> None:
         self._workers.pop(uid, None)
@@ -211,7 +216,7 @@ class PodManager:
                 log.info("%s: adopted with the API server's version of the pod", folder.path)
                 self._add(listed[uid], folder, accepted=True)
             else:
-                self._discard(folder)
+                self._begin_discard(folder)
         self._unreadable.clear()
         for uid, pod in listed.items():
             worker = self._workers.get(uid)
@@ -227,7 +232,7 @@ class PodManager:
         """Stops the manager. Unless ``end_pods``, all containers keep running for the next kubelet to adopt."""
         if end_pods:
             await self.end_all_pods()
-        tasks = [*self._tasks.values(), *self._own_tasks]
+        tasks = [*self._tasks.values(), *self._discards.values(), *self._own_tasks]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -259,9 +264,9 @@ class PodManager:
 
     async def _end_all(self) -> None:
         for folder in self._unreadable.values():
-            self._discard(folder)
+            self._begin_discard(folder)
         self._unreadable.clear()
-        tasks = list(self._tasks.values())
+        tasks = [*self._tasks.values(), *self._discards.values()]
         grace = max((removed_grace_of(worker.pod) for worker in self._workers.values()), default=0.0)
         for worker in self._workers.values():
             worker.remove()
@@ -271,20 +276,22 @@ class PodManager:
             if left:
                 log.error("%d pods did not terminate within %.0f s", len(left), limit)
 
-    def _discard(self, folder: PodFolder) -> None:
+    def _begin_discard(self, folder: PodFolder) -> None:
+        task = self._discards[folder.uid] = asyncio.create_task(self._discard(folder), name=f"discard {folder.uid}")
+        task.add_done_callback(lambda _: self._discards.pop(folder.uid, None))
+
+    async def _discard(self, folder: PodFolder) -> None:
         """Ends processes of a pod that this node does not have, and deletes its files. Then its user is free."""
-        ContainerRuntime(folder).kill_all()
-        user = self._users.own(folder)
         try:
-            left = leftovers.end_processes(user, DISCARD_SECONDS) if user is not None else []
-            if user is not None and not left:
-                leftovers.delete_outside(user, (*leftovers.SHARED_FOLDERS, str(self.folder)), SEARCH_SECONDS)
-            folder.remove()
+            await asyncio.to_thread(ContainerRuntime(folder).kill_all)
+            user = self._users.own(folder)
+            if user is not None:
+                if left := await leftovers.end_processes(user):
+                    raise OSError(f"processes {left} of user {user} do not end")
+                await leftovers.delete_outside(user, (*leftovers.SHARED_FOLDERS, str(self.folder)))
+            await folder.remove()
         except OSError as error:
             log.error("%s: cannot delete: %s; the next start of the kubelet tries again", folder.path, error)
-            return
-        if left:
-            log.error("%s: processes %s of user %s do not end; the user stays reserved", folder.path, left, user)
             return
         self._users.release(folder)
 

@@ -209,7 +209,7 @@ def make_deep(folder: Path) -> None:
 async def test_a_very_deep_tree_is_measured_and_deleted(tmp_path: Path) -> None:
     make_deep(tmp_path)
     assert (await disk.used([tmp_path]))[tmp_path] >= MIB
-    leftovers.delete(tmp_path / "deeper")
+    await leftovers.delete(tmp_path / "deeper")
     assert os.listdir(tmp_path) == []
 
 

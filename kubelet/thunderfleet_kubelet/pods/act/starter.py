@@ -1,6 +1,5 @@
 """Starts containers: prepares environment, user, mounts and sandbox, then hands over to the shim."""
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -88,8 +87,7 @@ class Starter:
         image = context.image_for(container, _Asker(self, start))
         owner = context.user(container, image)
         sources = await context.sources(*environment.references([container]))
-        # The container chooses how many files of its last attempt have to be deleted.
-        sandbox = await asyncio.to_thread(context.containers.make_sandbox, name, start.number)
+        sandbox = await context.containers.make_sandbox(name, start.number)
         variables = environment.build(context.pod, container, image, sandbox, sources)
         if container.get("tty"):
             variables.setdefault("TERM", "xterm")
