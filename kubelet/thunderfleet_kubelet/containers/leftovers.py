@@ -86,6 +86,11 @@ def _end_processes(user: int, seconds: float) -> list[int]:
     return []
 
 
+async def processes_of(user: int) -> list[int]:
+    """All processes of ``user``."""
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, of_user, user)
+
+
 async def delete(path: Path, turns: Turns = TURNS) -> None:
     """Deletes a file or folder with everything in it; links are not followed. Raises OSError if something is left.
 
@@ -137,6 +142,25 @@ def _existing(folders: Iterable[str]) -> list[str]:
 def _owned(user: int, folders: Sequence[str]) -> tuple[str, ...]:
     # find needs no stack frame for each level of a deep folder, and its -delete and -execdir follow no link that a pod changes.
     return ("/usr/bin/find", *folders, "-xdev", "-uid", str(user))
+
+
+async def changed_outside(user: int, folders: Iterable[str], since: Path, turns: Turns = TURNS) -> str:
+    """A file of ``user`` in these folders that is newer than the file ``since``; empty without one. Raises OSError."""
+    existing = _existing(folders)
+    # By the time at which the file or what is known about it changed last: no user can set that.
+    changed = ("!", "-type", "d", "-cnewer", str(since))
+    return await _find(turns, *_owned(user, existing), *changed, *_PRINT_FIRST) if existing else ""
+
+
+async def delete_changed_outside(user: int, folders: Sequence[str], since: Path, turns: Turns = TURNS) -> None:
+    """Deletes the files of ``user`` in these folders that are newer than the file ``since``, and folders that are empty then.
+
+    Raises OSError if such a file is left.
+    """
+    if await changed_outside(user, folders, since, turns):
+        await _find(turns, *_owned(user, _existing(folders)), "-cnewer", str(since), "-delete")
+        if left := await changed_outside(user, folders, since, turns):
+            raise OSError(errno.EBUSY, f"user {user} still owns files outside the pod's folder", left)
 
 
 async def _find(turns: Turns, *command: str) -> str:

@@ -15,7 +15,6 @@ from thunderfleet_crds.names import LABEL_DEPLOYMENT, LABEL_EPOCH, LABEL_GROUP, 
 from thunderfleet_lib import logs
 from thunderfleet_lib.kube import ApiError, Json, Kube
 
-from thunderfleet_kubelet.containers import leftovers
 from thunderfleet_kubelet.containers.folder import PodFolder
 from thunderfleet_kubelet.containers.inputs.user import KubeletUser
 from thunderfleet_kubelet.containers.runtime import ContainerRuntime
@@ -26,6 +25,7 @@ from thunderfleet_kubelet.pods.decide import admission
 from thunderfleet_kubelet.pods.decide.podspec import all_containers, is_critical, removed_grace_of
 from thunderfleet_kubelet.pods.events import Recorder
 from thunderfleet_kubelet.pods.evictor import Evictor, NodeEvent
+from thunderfleet_kubelet.pods.leavings import Leavings
 from thunderfleet_kubelet.pods.objects import Objects
 from thunderfleet_kubelet.pods.queries import PodQueries
 from thunderfleet_kubelet.pods.settings import PodSettings
@@ -81,6 +81,7 @@ class PodManager:
         self._shutting_down = False
         self.queries = PodQueries(node_name, self._workers, self.folder)
         self._users = UserPool(users)
+        self._leavings = Leavings(self.folder, self._users)
         reclaim = images.collector.free if images is not None else None
         self.evictor = Evictor(self._workers, disk, disk_changed, node_event, reclaim)
         self._services = NodeServices(
@@ -91,6 +92,7 @@ class PodManager:
             recorder=self._recorder,
             kubelet=KubeletUser.here(),
             users=self._users,
+            leavings=self._leavings,
             admit=self._admit,
             ended=self._ended,
             now=now,
@@ -128,6 +130,8 @@ class PodManager:
             self._own_tasks.append(asyncio.create_task(self._images.run()))
         folders = [PodFolder(path) for path in sorted(self.folder.iterdir())]
         self._users.adopt(folders)
+        for folder in folders:
+            self._leavings.adopt(folder)
         for folder in folders:
             self._adopt(folder)
         if self._workers:
@@ -284,11 +288,9 @@ class PodManager:
         """Ends processes of a pod that this node does not have, and deletes its files. Then its user is free."""
         try:
             await asyncio.to_thread(ContainerRuntime(folder).kill_all)
-            user = self._users.own(folder)
-            if user is not None:
-                if left := await leftovers.end_processes(user):
-                    raise OSError(f"processes {left} of user {user} do not end")
-                await leftovers.delete_outside(user, (*leftovers.SHARED_FOLDERS, str(self.folder)))
+            await self._leavings.end_processes(folder)
+            await self._leavings.clear_own(folder)
+            await self._leavings.clear(folder)
             await folder.remove()
         except OSError as error:
             log.error("%s: cannot delete: %s; the next start of the kubelet tries again", folder.path, error)

@@ -29,6 +29,7 @@ MATRIX = "e2e/test_trust_matrix.py"
 FORGERY = "unit/operator/rounds/test_forgery.py"
 LIVE_FORGERY = "e2e/test_forgery.py"
 USERS = "unit/kubelet/test_pods_users.py"
+LEAVINGS = "unit/kubelet/test_pods_leavings.py"
 ON_MACS = "e2e/test_pods_on_macs.py"
 CERTIFICATES = "unit/operator/rounds/test_serving_certificates.py"
 LIVE_CERTIFICATES = "e2e/test_certificates.py"
@@ -427,6 +428,13 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "Containers on Macs are processes": ADVICE,
     "The kubelet gives each pod its own user": ("e2e/test_line.py::test_runners_and_agents_have_users_of_their_own",),
     "No other pod's user can enter": (f"{USERS}::test_a_pod_reaches_nothing_of_another_pod",),
+    "When the last pod with a `runAsUser` has ended": (
+        f"{LEAVINGS}::test_files_of_a_chosen_user_end_with_its_pod",
+        f"{LEAVINGS}::test_the_last_pod_with_a_user_deletes_what_all_have_left",
+        f"{LEAVINGS}::test_files_that_did_not_change_while_a_pod_had_the_user_stay",
+    ),
+    "Nothing of ids below 1000": (f"{LEAVINGS}::test_files_that_may_not_be_the_pods_stay",),
+    "If the id is an account of the Mac": (f"{LEAVINGS}::test_files_that_may_not_be_the_pods_stay",),
     "`runAsUser`, `runAsGroup`": (
         f"{USERS}::test_a_spec_cannot_name_the_user_of_another_pod",
         "unit/kubelet/test_pods_decide.py::test_two_namespaces_do_not_share_a_user",
@@ -544,7 +552,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "A user who may create pods can give": UNPROTECTED,
     "`thunderfleet-mac-pods` refuses those": ("pod-priority",),
     "Limit the use of PriorityClasses": ADVICE,
-    "What a container that sets `runAsUser` leaves behind": UNPROTECTED,
+    "Processes of a container that sets `runAsUser` outlive": UNPROTECTED,
     "They belong to the next pod with that user id": UNPROTECTED,
     "Leave out `runAsUser`": ADVICE,
     "Named POSIX shared memory": UNPROTECTED,
