@@ -26,9 +26,9 @@ from thunderfleet_view.live.watch import Watch
 from thunderfleet_view.why import State, Step, left, why
 
 from tests.chaos.culprit import Channel, Culprit, Look
-from tests.support.connections import until_closed
 from tests.support.line import CHART, PROMETHEUS_PORT, Line
 from tests.support.monitoring.prometheusserver import Prometheus, beside, scraping
+from tests.support.network.connections import until_closed
 
 Json = dict[str, Any]
 

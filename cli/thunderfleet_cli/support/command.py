@@ -28,7 +28,8 @@ from thunderfleet_cli.support.thismac import add_this_mac, is_installed
 
 ARCHIVE_BYTES = 128 << 20
 LOG_LINES = 10_000
-MAX_OBJECTS = 5000
+OBJECT_BYTES = 16 << 20
+"""The text of one kind's objects in the archive. Any user can create thousands of objects of a megabyte each."""
 MAX_LOGS = 1000
 PARALLEL = 4
 REQUEST_SECONDS = 15.0
@@ -140,7 +141,8 @@ class _Collector:
     def __init__(self, archive: Archive, kube: Kube, tell: Callable[[str], None]) -> None:
         self.archive, self.kube, self.tell = archive, kube, tell
         self._places = asyncio.Semaphore(PARALLEL)
-        self._pods: list[dict[str, Any]] = []
+        self._logs: list[LogRequest] = []
+        """One more than are collected, if there are more."""
 
     async def run(self) -> None:
         """Collect everything."""
@@ -148,11 +150,11 @@ class _Collector:
         await self._attempt("versions.json", self._versions())
         self.tell("objects")
         await asyncio.gather(*(self._attempt(f"objects/{item.name}.json", self._objects(item)) for item in OBJECTS))
-        logs = pod_logs(self._pods)
-        if len(logs) > MAX_LOGS:
-            self.archive.problems.append(f"logs/pods: {len(logs)} logs, the first {MAX_LOGS} are collected")
-        self.tell(f"{min(len(logs), MAX_LOGS)} logs of pods")
-        await asyncio.gather(*(self._attempt(f"logs/pods/{item.name}", self._log(item)) for item in logs[:MAX_LOGS]))
+        logs = self._logs[:MAX_LOGS]
+        if len(self._logs) > MAX_LOGS:
+            self.archive.problems.append(f"logs/pods: only the first {MAX_LOGS} logs")
+        self.tell(f"{len(logs)} logs of pods")
+        await asyncio.gather(*(self._attempt(f"logs/pods/{item.name}", self._log(item)) for item in logs))
 
     async def _attempt(self, name: str, work: Awaitable[str]) -> None:
         async with self._places:
@@ -175,16 +177,27 @@ class _Collector:
         return _json(found)
 
     async def _objects(self, wanted: ObjectRequest) -> str:
-        items: list[dict[str, Any]] = []
+        """The objects as text, as far as there is room. Only one page of them is in memory as objects."""
+        parts: list[str] = []
+        room = OBJECT_BYTES
         query: dict[str, object] = {"labelSelector": wanted.selector} if wanted.selector else {}
         async for page in self.kube.pages(wanted.path, query):
-            if len(items) >= MAX_OBJECTS:
-                self.archive.problems.append(f"objects/{wanted.name}.json: only the first {len(items)} objects")
+            if wanted.name == "pods":
+                self._logs += pod_logs(page.items)[: MAX_LOGS + 1 - len(self._logs)]
+            for item in page.items if room >= 0 else []:
+                text = _json(trimmed(item)).rstrip()
+                room -= len(text.encode("utf-8", "replace"))
+                if room < 0:
+                    self.archive.problems.append(
+                        f"objects/{wanted.name}.json: only the first {len(parts)} objects, because of the limit of "
+                        f"{OBJECT_BYTES >> 20} MiB for each kind"
+                    )
+                    break
+                parts.append(text)
+            # Ours may be behind many pods of others.
+            if room < 0 and wanted.name != "pods":
                 break
-            items += page.items
-        if wanted.name == "pods":
-            self._pods = items
-        return _json([trimmed(item) for item in items])
+        return "[\n" + ",\n".join(parts) + "\n]\n"
 
     async def _log(self, wanted: LogRequest) -> str:
         query: dict[str, object] = {"container": wanted.container, "limitBytes": LOG_BYTES, "tailLines": LOG_LINES}

@@ -6,6 +6,7 @@
     pods/UID/volumes/NAME/USER/            files that the kubelet writes for a user
     pods/UID/empty/NAME/                   emptyDir volumes
     pods/UID/logs/NAME/N.log               attempt N: its log
+    pods/UID/users/USER                    a user that its spec or image chose, as which containers have run
 
 All state of a container is in its folder, so a restarted kubelet finds what its predecessor left. The group of ``pods/UID`` is
 the pod's own user. Only its members may enter, so another pod's user reaches nothing below, whatever the file modes are.
@@ -57,6 +58,11 @@ class PodFolder:
         """An emptyDir volume."""
         return self.path / "empty" / name
 
+    @property
+    def users(self) -> Path:
+        """The folder of the records of chosen users; missing in pods that an earlier version of the kubelet accepted."""
+        return self.path / "users"
+
     def container_id(self, container: str, number: int) -> str:
         """The ``containerID`` of an attempt."""
         return "thunderfleet://" + hashlib.sha256(f"{self.uid}/{container}/{number}".encode()).hexdigest()
@@ -74,6 +80,7 @@ class PodFolder:
         for name in FOLDERS:
             (self.path / name).mkdir(exist_ok=True)
             os.chmod(self.path / name, 0o700 if name == "logs" else 0o711)
+        self.users.mkdir(exist_ok=True, mode=0o700)
         if user is not None:
             os.chown(self.path, -1, user)
         os.chmod(self.path, 0o711 if user is None else 0o710)
@@ -88,25 +95,25 @@ class PodFolder:
         files.write_file(str(self.path / "pod.json"), json.dumps(pod))
         os.chmod(self.path / "pod.json", 0o600)
 
-    def close(self) -> None:
-        """Deletes the files that containers of an ended pod can reach; logs and exit codes stay. The pod then has no user.
-
-        Raises OSError.
-        """
+    async def clear(self) -> None:
+        """Deletes the files that containers of an ended pod can reach; logs and exit codes stay. Raises OSError."""
         for name in ("empty", "volumes"):
-            leftovers.delete(self.path / name)
+            await leftovers.delete(self.path / name)
         for name in self.names():
-            leftovers.delete(self.path / "containers" / name / "sandbox")
+            await leftovers.delete(self.path / "containers" / name / "sandbox")
+
+    def close(self) -> None:
+        """Takes the folder from the pod's user, who is free then, also for the next kubelet. Raises OSError."""
         os.chmod(self.path, 0o700)
         os.chown(self.path, -1, self.path.parent.stat().st_gid)
 
-    def remove(self) -> None:
+    async def remove(self) -> None:
         """Deletes all files of the pod. Raises OSError if some are left; then the pod's user must not be used again."""
         # pod.json first: the rest of a folder that is only partly deleted is not a pod.
         (self.path / "pod.json").unlink(missing_ok=True)
         for name in FOLDERS:
-            leftovers.delete(self.path / name)
-        leftovers.delete(self.path)
+            await leftovers.delete(self.path / name)
+        await leftovers.delete(self.path)
 
     def numbers(self, container: str) -> list[int]:
         """The attempts of a container that are on disk, oldest first. Raises OSError."""

@@ -46,7 +46,7 @@ class Launch:
     tty: bool = False
 
 
-def make_sandbox(folder: PodFolder, container: str, number: int) -> Path:
+async def make_sandbox(folder: PodFolder, container: str, number: int) -> Path:
     """Creates the sandbox of an attempt: its HOME and TMPDIR, and the root of its mounts.
 
     Always a new folder, as a restarted container gets a new file system, and because the kubelet, often root, must not work in
@@ -56,9 +56,10 @@ def make_sandbox(folder: PodFolder, container: str, number: int) -> Path:
     sandbox.parent.mkdir(parents=True, exist_ok=True)
     for parent in (sandbox.parent.parent, sandbox.parent):
         os.chmod(parent, 0o711)
-    for old in sandbox.parent.iterdir():
+    for old in list(sandbox.parent.iterdir()):
+        # The container chooses how many files of its last attempt have to be deleted.
         with contextlib.suppress(OSError):
-            leftovers.delete(old)
+            await leftovers.delete(old)
     for made in (sandbox, sandbox / "tmp", sandbox / "dev"):
         made.mkdir(mode=0o700)
     return sandbox

@@ -1,24 +1,35 @@
 """Ends every process of a pod's user, and deletes what the pod's containers wrote, in its folder and elsewhere.
 
 A process can leave its process group and clear its environment, but it cannot change its user, and its files keep their owner.
+
+A container can leave millions of files. So commands delete them, a few at once; cancelling ends them. Those that need more than
+``QUICK_SECONDS`` continue behind one another, in turns that become longer, so they delay no small deletion, and each other only
+for the length of a turn.
 """
 
+import asyncio
+import contextlib
 import errno
 import os
 import re
-import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from thunderfleet_lib.host.hostcmd import Failure, FailureKind, Host, Output
 
 from thunderfleet_kubelet.shim.processes import of_user, signal_all
 
 KILL_SECONDS = 10.0
-DELETE_SECONDS = 600.0
 PAUSE_SECONDS = 0.05
-PATH_BYTES = 4096
+AT_ONCE = 4
+"""How many quick deletions, and how many long ones, run at the same time."""
+QUICK_SECONDS = 10.0
+LONG_SECONDS = (40.0, 80.0, 160.0, 320.0)
+"""The turns of a deletion that takes longer. ``find`` must look through all files of others in each of its turns."""
 IPC_SECONDS = 10.0
 IPC_AT_ONCE = 256
 """The most objects that one ``ipcrm`` removes, because of the limit on arguments."""
@@ -32,95 +43,140 @@ SHARED_FOLDERS = (
 
 SYSV = Path("/proc/sysvipc")
 
+_QUICK, _LONG = Host(environment={}, at_once=AT_ONCE), Host(environment={}, at_once=AT_ONCE)
+Turns = Sequence[tuple[Host, float]]
+"""Who runs a command, and for how many seconds, until it ends in time."""
+TURNS: Turns = ((_QUICK, QUICK_SECONDS), *((_LONG, seconds) for seconds in LONG_SECONDS))
+_THREADS = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="leftovers")
+
+_SETTING = "cd / && PATH=/usr/bin:/bin:/usr/sbin:/sbin && export PATH"
+_QUIETLY = ("/bin/sh", "-c", f'{_SETTING} && exec "$@" 2>/dev/null', "sh")
+_LAST_WORDS = ("/bin/sh", "-c", f'{_SETTING} && "$@" 2>&1 | tail -n 1', "sh")
+# Ends find at its first match; BSD find may have no -quit.
+_PRINT_FIRST = ("-exec", "/bin/sh", "-c", 'printf "%s\\n" "$1"; kill -9 "$PPID"', "sh", "{}", ";")
+
 # The kernel signals all processes of the user at once, so none can fork in between. The killer itself is not signalled.
 _KILLER = "import os,sys; n=int(sys.argv[1]); os.setgroups([]); os.setgid(n); os.setuid(n); os.kill(-1, 9)"
 
 
-def end_processes(user: int, seconds: float = KILL_SECONDS) -> list[int]:
-    """Kills all processes of ``user``, which must be the user of one pod only. Returns the pids that remain after ``seconds``.
+async def end_processes(user: int, seconds: float = KILL_SECONDS) -> list[int]:
+    """Kills all processes of ``user``, which must be the user of one pod only. Returns those that remain after ``seconds``."""
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, _end_processes, user, seconds)
 
-    Blocks, so run it in a thread.
-    """
+
+def _end_processes(user: int, seconds: float) -> list[int]:
     limit = time.monotonic() + seconds
     while pids := of_user(user):
         if time.monotonic() >= limit:
             return pids
         signal_all(pids, 9)
-        # Failure is harmless: nothing is left to signal, or a process of the user has killed the killer first.
-        subprocess.run(
-            [sys.executable, "-I", "-S", "-c", _KILLER, str(user)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            env={},
-            timeout=seconds,
-            check=False,
-        )
+        # Failure is harmless: nothing is left to signal, or a process of the user has killed or stopped the killer first.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(
+                [sys.executable, "-I", "-S", "-c", _KILLER, str(user)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env={},
+                timeout=seconds,
+                check=False,
+            )
         time.sleep(PAUSE_SECONDS)
     return []
 
 
-def delete(path: Path) -> None:
+async def processes_of(user: int) -> list[int]:
+    """All processes of ``user``."""
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, of_user, user)
+
+
+async def delete(path: Path, turns: Turns = TURNS) -> None:
     """Deletes a file or folder with everything in it; links are not followed. Raises OSError if something is left.
 
     Runs ``rm``, because containers wrote these files: it needs no stack frame for each level of a deep folder, and on macOS it
-    clears the flags with which users protect files (``chflags uchg``). Blocks, so run it in a thread.
+    clears the flags with which users protect files (``chflags uchg``).
     """
-    try:
-        done = subprocess.run(
-            ["/bin/rm", "-rf", "--", str(path)], capture_output=True, text=True, timeout=DELETE_SECONDS, check=False, cwd="/"
-        )
-    except subprocess.TimeoutExpired:
-        raise OSError(errno.ETIMEDOUT, f"rm did not end within {DELETE_SECONDS:.0f} s", str(path)) from None
-    if os.path.lexists(path):
-        raise OSError(errno.EBUSY, done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "not deleted", str(path))
+    if not _exists(path):
+        return
+    for host, seconds in turns:
+        said = await host.run((*_LAST_WORDS, "/bin/rm", "-rf", "--", str(path)), seconds)
+        if not _exists(path):
+            return
+        if not _timed_out(said):
+            why = said.text.strip() or (said.message if isinstance(said, Failure) else "not deleted")
+            raise OSError(errno.EBUSY, why, str(path))
+    raise OSError(errno.ETIMEDOUT, "rm did not end in time; what is left is deleted later", str(path))
 
 
-def delete_outside(user: int, folders: Iterable[str], seconds: float = DELETE_SECONDS) -> None:
+def _exists(path: Path) -> bool:
+    return os.path.lexists(path)
+
+
+def _timed_out(said: Output | Failure) -> bool:
+    return isinstance(said, Failure) and said.kind is FailureKind.TIMED_OUT
+
+
+async def delete_outside(user: int, folders: Iterable[str], turns: Turns = TURNS) -> None:
     """Deletes what ``user``, which must be the user of one pod only, left in these folders, and its System V IPC.
 
     Otherwise these would belong to the next pod with this user. A folder with files of other users is given to root.
-    Raises OSError if something is left. Blocks, so run it in a thread.
+    Raises OSError if something is left.
     """
-    limit = time.monotonic() + seconds
-    existing = [folder for folder in folders if os.path.isdir(folder)]
-    # find needs no stack frame for each level of a deep folder, and its -delete and -execdir follow no link that a pod changes.
-    owned = ("/usr/bin/find", *existing, "-xdev", "-uid", str(user))
-    if existing and _first(owned, limit):
-        _run((*owned, "-delete"), limit)
-        _run((*owned, "-type", "d", "-execdir", "chown", "-h", "0:0", "{}", ";"), limit)
-        if left := _first(owned, limit):
+    existing = _existing(folders)
+    owned = _owned(user, existing)
+    give_to_root = ("-type", "d", "-execdir", "chown", "-h", "0:0", "{}", ";")
+    if existing and await _find(turns, *owned, *_PRINT_FIRST):
+        # The last search finds what these could not delete.
+        await _find(turns, *owned, "-delete")
+        await _find(turns, *owned, *give_to_root)
+        if left := await _find(turns, *owned, *_PRINT_FIRST):
             raise OSError(errno.EBUSY, f"the pod's user {user} still owns files outside the pod's folder", left)
-    _remove_ipc(user)
+    await asyncio.get_running_loop().run_in_executor(_THREADS, _remove_ipc, user)
 
 
-def _first(find: tuple[str, ...], limit: float) -> str:
-    """The first path that find prints; empty if it prints none."""
-    # BSD find may have no -quit.
-    with subprocess.Popen((*find, "-print"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/", env={}) as process:
-        try:
-            assert process.stdout is not None
-            if not select.select([process.stdout], [], [], max(0.0, limit - time.monotonic()))[0]:
-                raise _endless(find)
-            return os.fsdecode(os.read(process.stdout.fileno(), PATH_BYTES)).partition("\n")[0]
-        finally:
-            process.kill()
+def _existing(folders: Iterable[str]) -> list[str]:
+    return [folder for folder in folders if os.path.isdir(folder)]
 
 
-def _run(find: tuple[str, ...], limit: float) -> None:
-    """Runs the command. Ignores its status: it fails when a file vanishes meanwhile, and a later search finds leftovers."""
-    wait = max(0.0, limit - time.monotonic())
-    path = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"}
-    try:
-        subprocess.run(find, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/", env=path, timeout=wait, check=False)
-    except subprocess.TimeoutExpired:
-        raise _endless(find) from None
+def _owned(user: int, folders: Sequence[str]) -> tuple[str, ...]:
+    # find needs no stack frame for each level of a deep folder, and its -delete and -execdir follow no link that a pod changes.
+    return ("/usr/bin/find", *folders, "-xdev", "-uid", str(user))
 
 
-def _endless(find: tuple[str, ...]) -> OSError:
-    return OSError(
-        errno.ETIMEDOUT, "find did not end in time; delete files in the folders that all users can write, such as /tmp", find[1]
+async def changed_outside(user: int, folders: Iterable[str], since: Path, turns: Turns = TURNS) -> str:
+    """A file of ``user`` in these folders that is newer than the file ``since``; empty without one. Raises OSError."""
+    existing = _existing(folders)
+    # By the time at which the file or what is known about it changed last: no user can set that.
+    changed = ("!", "-type", "d", "-cnewer", str(since))
+    return await _find(turns, *_owned(user, existing), *changed, *_PRINT_FIRST) if existing else ""
+
+
+async def delete_changed_outside(user: int, folders: Sequence[str], since: Path, turns: Turns = TURNS) -> None:
+    """Deletes the files of ``user`` in these folders that are newer than the file ``since``, and folders that are empty then.
+
+    Raises OSError if such a file is left.
+    """
+    if await changed_outside(user, folders, since, turns):
+        await _find(turns, *_owned(user, _existing(folders)), "-cnewer", str(since), "-delete")
+        if left := await changed_outside(user, folders, since, turns):
+            raise OSError(errno.EBUSY, f"user {user} still owns files outside the pod's folder", left)
+
+
+async def _find(turns: Turns, *command: str) -> str:
+    """The first line that ``find`` prints; empty if it prints none. Raises OSError if it cannot look through all folders."""
+    for host, seconds in turns:
+        said = await host.run((*_QUIETLY, *command), seconds)
+        found = said.text.partition("\n")[0]
+        # It exits with 1 when a file vanishes meanwhile.
+        if found or isinstance(said, Output) or said.code == 1:
+            return found
+        if not _timed_out(said):
+            raise OSError(errno.EIO, f"find {said.message}", command[1])
+    raise OSError(
+        errno.ETIMEDOUT,
+        "find did not end in time; delete files in the folders that all users can write, such as /tmp",
+        command[1],
     )
 
 

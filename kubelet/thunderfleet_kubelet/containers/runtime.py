@@ -61,9 +61,9 @@ class ContainerRuntime:
             and not (attempt / "exit.json").exists()
         )
 
-    def make_sandbox(self, container: str, number: int) -> Path:
+    async def make_sandbox(self, container: str, number: int) -> Path:
         """Creates the sandbox of the next attempt."""
-        return launching.make_sandbox(self._folder, container, number)
+        return await launching.make_sandbox(self._folder, container, number)
 
     async def start(self, container: str, launch: Launch) -> None:
         """Starts one attempt; returns when it runs, or has ended with reason StartError. Raises StartFailed without a shim."""

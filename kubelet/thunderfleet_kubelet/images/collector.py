@@ -3,10 +3,10 @@
 import asyncio
 import contextlib
 import logging
-import shutil
 import time
 from collections.abc import Callable, Set
 
+from thunderfleet_kubelet.containers import leftovers
 from thunderfleet_kubelet.disk import file_system
 from thunderfleet_kubelet.images.doomed import Kept, doomed, excess
 from thunderfleet_kubelet.images.settings import PullSettings
@@ -59,7 +59,7 @@ class Collector:
     async def look(self) -> int:
         """Deletes what is too much. Returns the bytes that were deleted. Raises OSError."""
         await asyncio.to_thread(self._store.drop_partials)
-        await asyncio.to_thread(self._store.drop_staging)
+        await self._store.drop_staging()
         self._store.read_again()
         system = file_system(self._store.root)
         need = excess(system.capacity, system.available, self._settings.high_percent, self._settings.low_percent)
@@ -95,5 +95,6 @@ class Collector:
             return 0
         log.info("deleting image %s (%d bytes): unused, and the disk is too full", ", ".join(stored.names) or key, stored.size)
         folder = self._store.take_out(stored)
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            await leftovers.delete(folder)
         return stored.size

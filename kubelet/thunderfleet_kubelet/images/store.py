@@ -5,13 +5,11 @@ configuration; ``image.json``, a record of its names. A tree appears when it is 
 sent, which other images may share; ``partial`` those that are still coming; ``staging`` trees that are being unpacked.
 """
 
-import asyncio
 import contextlib
 import fcntl
 import json
 import logging
 import os
-import shutil
 import time
 import uuid
 from collections import Counter
@@ -20,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from thunderfleet_kubelet.containers import leftovers
 from thunderfleet_kubelet.images.registry.download import Downloads, digest_of
 from thunderfleet_kubelet.images.registry.reference import Reference
 from thunderfleet_kubelet.shim import files
@@ -155,13 +154,15 @@ class Store:
         finally:
             self._in_work.discard(folder.name)
             # A million files take minutes.
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                await leftovers.delete(folder)
 
-    def drop_staging(self) -> None:
+    async def drop_staging(self) -> None:
         """Deletes what an earlier kubelet left half done. May take long."""
-        for left in self._staging.iterdir():
+        for left in list(self._staging.iterdir()):
             if left.name not in self._in_work:
-                shutil.rmtree(left, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    await leftovers.delete(left)
 
     def add(self, folder: Path, key: str, size: int, config: Json) -> Stored:
         """Takes a complete staging folder as the image ``key``, unless it is there. Raises OSError."""

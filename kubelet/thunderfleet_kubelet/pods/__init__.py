@@ -10,6 +10,7 @@ context     what the parts of a worker share
 events      writes Events
 objects     reads ConfigMaps, Secrets and tokens, with a cache
 users       which pod has which user
+leavings    what a pod's users leave outside of its folder, and what of it is removed
 settings    the configuration that pods need
 decide      the decisions, as pure functions
 """

@@ -16,6 +16,7 @@ from thunderfleet_kubelet.images.puller import Asker, Images
 from thunderfleet_kubelet.pods.decide.admission import Rejection
 from thunderfleet_kubelet.pods.decide.podspec import all_containers, runs_one_at_a_time
 from thunderfleet_kubelet.pods.events import Recorder
+from thunderfleet_kubelet.pods.leavings import Leavings
 from thunderfleet_kubelet.pods.objects import FRESH_SECONDS, Objects
 from thunderfleet_kubelet.pods.settings import PodSettings
 from thunderfleet_kubelet.pods.users import UserPool
@@ -25,8 +26,9 @@ from thunderfleet_kubelet.pods.users import UserPool
 class NodeServices:
     """Values that all workers of the node share.
 
-    ``settings`` and ``kube`` return the current ones. ``users``: which pod has which user. ``admit`` decides whether the node
-    takes a pod. ``ended`` is called with the uid of a pod that is gone. ``images``: pulls images; None: none are pulled.
+    ``settings`` and ``kube`` return the current ones. ``users``: which pod has which user. ``leavings``: removes what
+    they leave. ``admit`` decides whether the node takes a pod. ``ended`` is called with the uid of a pod that is gone.
+    ``images``: pulls images; None: none are pulled.
     """
 
     node_name: str
@@ -36,6 +38,7 @@ class NodeServices:
     recorder: Recorder
     kubelet: user.KubeletUser
     users: UserPool
+    leavings: Leavings
     admit: Callable[[Json], Awaitable[Rejection | None]]
     ended: Callable[[str], None]
     now: Callable[[], float] = time.time

@@ -15,7 +15,6 @@ from thunderfleet_crds.names import LABEL_DEPLOYMENT, LABEL_EPOCH, LABEL_GROUP, 
 from thunderfleet_lib import logs
 from thunderfleet_lib.kube import ApiError, Json, Kube
 
-from thunderfleet_kubelet.containers import leftovers
 from thunderfleet_kubelet.containers.folder import PodFolder
 from thunderfleet_kubelet.containers.inputs.user import KubeletUser
 from thunderfleet_kubelet.containers.runtime import ContainerRuntime
@@ -26,6 +25,7 @@ from thunderfleet_kubelet.pods.decide import admission
 from thunderfleet_kubelet.pods.decide.podspec import all_containers, is_critical, removed_grace_of
 from thunderfleet_kubelet.pods.events import Recorder
 from thunderfleet_kubelet.pods.evictor import Evictor, NodeEvent
+from thunderfleet_kubelet.pods.leavings import Leavings
 from thunderfleet_kubelet.pods.objects import Objects
 from thunderfleet_kubelet.pods.queries import PodQueries
 from thunderfleet_kubelet.pods.settings import PodSettings
@@ -39,10 +39,6 @@ END_MARGIN_SECONDS = 30.0
 """How long pods may take to end beyond their longest grace period."""
 KILL_SECONDS = 2.0
 """The part of the time for a shutdown that is reserved for killing processes and writing statuses."""
-DISCARD_SECONDS = 2.0
-SEARCH_SECONDS = 10.0
-"""Time limit of the search for files of a discarded pod's user in shared folders."""
-"""How long the event loop waits for the processes of a pod that this node does not have."""
 
 
 class PodManager:
@@ -80,12 +76,15 @@ class PodManager:
         self._reads_begun = 0
         self._read_labels: tuple[int, Mapping[str, str]] = (0, {})
         """Number and result of the last read of the Node's labels."""
+        self._discards: dict[str, asyncio.Task[None]] = {}
+        """Deletes what pods left that this node does not have, by uid."""
         self._recorder = Recorder(kube, node_name)
         self._own_tasks: list[asyncio.Task[None]] = []
         self._ending_all = False
         self._shutting_down = False
         self.queries = PodQueries(node_name, self._workers, self.folder)
         self._users = UserPool(users)
+        self._leavings = Leavings(self.folder, self._users)
         reclaim = images.collector.free if images is not None else None
         self.evictor = Evictor(self._workers, disk, disk_changed, node_event, reclaim)
         self._services = NodeServices(
@@ -96,6 +95,7 @@ class PodManager:
             recorder=self._recorder,
             kubelet=KubeletUser.here(),
             users=self._users,
+            leavings=self._leavings,
             admit=self._admit,
             ended=self._ended,
             now=now,
@@ -134,6 +134,8 @@ class PodManager:
         folders = [PodFolder(path) for path in sorted(self.folder.iterdir())]
         self._users.adopt(folders)
         for folder in folders:
+            self._leavings.adopt(folder)
+        for folder in folders:
             self._adopt(folder)
         if self._workers:
             log.info("adopted %d pods", len(self._workers))
@@ -148,7 +150,7 @@ class PodManager:
             return
         if pod is None:
             # Never accepted, or partly deleted.
-            self._discard(folder)
+            self._begin_discard(folder)
             return
         self._add(pod, folder, accepted=True)
 
@@ -156,7 +158,14 @@ class PodManager:
         worker = PodWorker(pod, folder, self._services, accepted=accepted)
         self._workers[worker.uid] = worker
         with logs.fields(**_about(pod)):
-            self._tasks[worker.uid] = asyncio.create_task(worker.run(), name=f"pod {worker.key}")
+            self._tasks[worker.uid] = asyncio.create_task(self._run(worker), name=f"pod {worker.key}")
+
+    async def _run(self, worker: PodWorker) -> None:
+        discard = self._discards.get(worker.uid)
+        if discard is not None:
+            # The API server has the pod although nothing shows that this node has accepted it. It gets the folder afterwards.
+            await asyncio.wait({discard})
+        await worker.run()
 
     def _ended(self, uid: str) -> None:
         self._workers.pop(uid, None)
@@ -230,7 +239,7 @@ class PodManager:
                 log.info("%s: adopted with the API server's version of the pod", folder.path)
                 self._add(listed[uid], folder, accepted=True)
             else:
-                self._discard(folder)
+                self._begin_discard(folder)
         self._unreadable.clear()
         for uid, pod in listed.items():
             worker = self._workers.get(uid)
@@ -246,7 +255,7 @@ class PodManager:
         """Stops the manager. Unless ``end_pods``, all containers keep running for the next kubelet to adopt."""
         if end_pods:
             await self.end_all_pods()
-        tasks = [*self._tasks.values(), *self._own_tasks]
+        tasks = [*self._tasks.values(), *self._discards.values(), *self._own_tasks]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -278,9 +287,9 @@ class PodManager:
 
     async def _end_all(self) -> None:
         for folder in self._unreadable.values():
-            self._discard(folder)
+            self._begin_discard(folder)
         self._unreadable.clear()
-        tasks = list(self._tasks.values())
+        tasks = [*self._tasks.values(), *self._discards.values()]
         grace = max((removed_grace_of(worker.pod) for worker in self._workers.values()), default=0.0)
         for worker in self._workers.values():
             worker.remove()
@@ -290,20 +299,20 @@ class PodManager:
             if left:
                 log.error("%d pods did not terminate within %.0f s", len(left), limit)
 
-    def _discard(self, folder: PodFolder) -> None:
+    def _begin_discard(self, folder: PodFolder) -> None:
+        task = self._discards[folder.uid] = asyncio.create_task(self._discard(folder), name=f"discard {folder.uid}")
+        task.add_done_callback(lambda _: self._discards.pop(folder.uid, None))
+
+    async def _discard(self, folder: PodFolder) -> None:
         """Ends processes of a pod that this node does not have, and deletes its files. Then its user is free."""
-        ContainerRuntime(folder).kill_all()
-        user = self._users.own(folder)
         try:
-            left = leftovers.end_processes(user, DISCARD_SECONDS) if user is not None else []
-            if user is not None and not left:
-                leftovers.delete_outside(user, (*leftovers.SHARED_FOLDERS, str(self.folder)), SEARCH_SECONDS)
-            folder.remove()
+            await asyncio.to_thread(ContainerRuntime(folder).kill_all)
+            await self._leavings.end_processes(folder)
+            await self._leavings.clear_own(folder)
+            await self._leavings.clear(folder)
+            await folder.remove()
         except OSError as error:
             log.error("%s: cannot delete: %s; the next start of the kubelet tries again", folder.path, error)
-            return
-        if left:
-            log.error("%s: processes %s of user %s do not end; the user stays reserved", folder.path, left, user)
             return
         self._users.release(folder)
 

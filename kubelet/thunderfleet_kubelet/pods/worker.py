@@ -166,14 +166,14 @@ class PodWorker:
 
     async def free_space(self) -> None:
         """Kills the remaining processes of an evicted pod, and deletes its files. Raises OSError."""
-        user = self._services.users.own(self.folder)
-        if user is not None:
-            await asyncio.to_thread(leftovers.end_processes, user)
+        leavings = self._services.leavings
+        with contextlib.suppress(OSError):
+            await leavings.end_processes(self.folder)
         # Deletes whole folders, because the pod determines how many entries they have.
         for path in [*self.folder.path.glob("empty/*"), *self.folder.path.glob("containers/*/sandbox")]:
-            await asyncio.to_thread(leftovers.delete, path)
-        if user is not None:
-            await asyncio.to_thread(leftovers.delete_outside, user, leftovers.SHARED_FOLDERS)
+            await leftovers.delete(path)
+        await leavings.clear_own(self.folder)
+        await leavings.clear(self.folder, ended=False)
 
     def remove(self) -> None:
         """Ends the pod, because the API server no longer has it."""
@@ -358,17 +358,14 @@ class PodWorker:
         """
         if self._closed:
             return
-        user = self._services.users.own(self.folder)
-        if user is not None:
-            left = await asyncio.to_thread(leftovers.end_processes, user)
-            if left:
-                raise OSError(f"processes {left} of the pod's user {user} do not end")
+        leavings = self._services.leavings
+        await leavings.end_processes(self.folder)
         self.containers.keep_messages()
-        await asyncio.to_thread(self.folder.close)
-        if user is not None:
-            # Another pod may have linked a setuid file of this user into its folder, and could act as the next pod with it.
-            folders = (*leftovers.SHARED_FOLDERS, str(self.folder.path.parent))
-            await asyncio.to_thread(leftovers.delete_outside, user, folders)
+        await self.folder.clear()
+        await leavings.clear_own(self.folder)
+        for message in await leavings.clear(self.folder):
+            self._context.event("Warning", "FilesLeft", message)
+        self.folder.close()
         self._services.users.release(self.folder)
         self._closed = True
         if not self.removed:
@@ -385,7 +382,7 @@ class PodWorker:
             await self._delete()
         self._gone = True
         try:
-            self.folder.remove()
+            await self.folder.remove()
         except OSError as error:
             log.error("%s: cannot delete %s: %s; the next start of the kubelet tries again", self.key, self.folder.path, error)
         self._services.objects.forget(self.uid)

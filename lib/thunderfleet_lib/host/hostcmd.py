@@ -238,15 +238,20 @@ class Host:
     """Runs commands of this machine in asyncio. Use one per program: it remembers which commands hang.
 
     ``path``: folders in front of PATH. ``environment``: the commands' environment beside PATH and locale; None passes on the
-    program's own.
+    program's own. ``at_once``: how many commands run at the same time; others wait, and their time begins when they start.
 
     Every command has a thread. asyncio's own subprocesses leave a process or a pipe behind when their caller is cancelled
     twice or their event loop ends, and may then wait forever.
     """
 
-    def __init__(self, path: Sequence[Path] = (), environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        path: Sequence[Path] = (),
+        environment: Mapping[str, str] | None = None,
+        at_once: int = COMMANDS_AT_ONCE,
+    ) -> None:
         self._host = BlockingHost(path, environment)
-        self._threads = ThreadPoolExecutor(COMMANDS_AT_ONCE, thread_name_prefix="command")
+        self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="command")
 
     def find(self, command: str) -> str | None:
         """The command's executable, or None."""

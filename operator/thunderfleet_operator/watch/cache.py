@@ -78,6 +78,9 @@ REMEMBERED = 512
 """Number of changes of a collection whose keys are kept, so that derived values can be updated without reading all
 objects."""
 
+REMEMBERED_GONE = 4096
+"""Number of deleted objects of a collection whose versions are kept. Users can delete any number between two lists."""
+
 Kept = Packed | Json
 """An object in memory: packed, or as it is if it comes from a file (``plan``)."""
 
@@ -130,8 +133,8 @@ class Store:
     collection: Collection
     items: Items = field(default_factory=Items)
     gone: dict[str, int] = field(default_factory=dict)
-    """Versions at which objects were deleted, until the next list, so that an older event that arrives late does not restore
-    them."""
+    """Versions at which the last objects were deleted, until the next list, so that an older event that arrives late does not
+    restore them. The newest are at the end."""
     revision: int = 0
     """Increases by one with every change. A value made from the collection is valid while it stays the same."""
     claims: Claims | None = None
@@ -186,7 +189,9 @@ class Store:
         """Removes an object that was deleted; False if it is not known."""
         key = key_of(item)
         known = self.items.kept.get(key)
-        self.gone[key] = max(version(item), self.gone.get(key, -1))
+        self.gone[key] = max(version(item), self.gone.pop(key, -1))
+        if len(self.gone) > REMEMBERED_GONE:
+            del self.gone[next(iter(self.gone))]
         if known is None or _uid(known) != item["metadata"].get("uid"):
             return False
         del self.items[key]

@@ -4,17 +4,22 @@ import base64
 import json
 import stat
 import tarfile
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from weakref import ref
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from thunderfleet_cli.cli import main
+from thunderfleet_cli.support import command
 from thunderfleet_cli.support.archive import Archive
-from thunderfleet_cli.support.command import write_archive
+from thunderfleet_cli.support.command import ARCHIVE_BYTES, write_archive
 from thunderfleet_cli.support.redact import REDACTED, is_secret_name, redact_object, redact_text
 from thunderfleet_cli.support.requests import OBJECTS, LogRequest, pod_logs, trimmed
+from thunderfleet_lib.kube import Kube
+from thunderfleet_lib.kube.client import Page
 from thunderfleet_localcluster import paths
 from thunderfleet_localcluster.errors import LocalClusterError
 
@@ -249,6 +254,68 @@ def test_an_unreachable_api_server_is_a_problem_in_the_archive(tmp_path: Path, c
     assert all("cannot reach" in line for line in lines)
     assert json.loads(found["versions.json"])["thunderfleet"]
     assert SECRET not in "".join(found.values())
+
+
+async def collected(tmp_path: Path, pages: Mapping[str, Iterable[list[dict[str, Any]]]]) -> tuple[dict[str, str], list[str]]:
+    """The files, and the logs that were requested, of a cluster with these pages of objects, by the name of their kind."""
+    logs: list[str] = []
+    by_path = {item.path: pages.get(item.name, ()) for item in OBJECTS}
+
+    class Api:
+        host = "https://api"
+
+        async def pages(self, path: str, query: Mapping[str, object]) -> AsyncIterator[Page]:
+            for items in by_path[path]:
+                yield Page(items, "1")
+
+        async def request(self, method: str, path: str, **how: object) -> dict[str, Any]:
+            if path.endswith("/log"):
+                logs.append(path)
+            return {"text": "said"}
+
+    with Archive(tmp_path / "s.tar.gz", ARCHIVE_BYTES) as archive:
+        await command._Collector(archive, cast(Kube, Api()), lambda text: None).run()
+        archive.add_problems()
+    return files(archive.path), logs
+
+
+async def test_of_large_objects_only_as_many_are_held_as_go_into_the_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any user can create thousands of pods of a megabyte each."""
+    monkeypatch.setattr(command, "OBJECT_BYTES", 2**20)
+
+    class Large(dict[str, Any]):
+        """A dict that can be referenced weakly."""
+
+    seen: list[ref[Large]] = []
+    most = 0
+
+    def pages() -> Iterator[list[dict[str, Any]]]:
+        nonlocal most
+        for number in range(60):
+            items = [Large(pod(f"p{number}-{n}", {"x": "x" * 2**16})) for n in range(2)]
+            seen.extend(ref(item) for item in items)
+            most = max(most, sum(one() is not None for one in seen))
+            yield [*items]
+        yield [pod("operator", {"app.kubernetes.io/name": "thunderfleet"}, init=0)]
+
+    found, logs = await collected(tmp_path, {"pods": pages(), "nodes": [[pod("a", {})], [pod("b", {})]]})
+    held = json.loads(found["objects/pods.json"])
+    assert 10 <= len(held) <= 16 and len(found["objects/pods.json"]) <= 2**20
+    assert f"objects/pods.json: only the first {len(held)} objects" in found["problems.txt"]
+    assert most <= 6, "pages behind the one that is read stay in memory"
+    assert [item["metadata"]["name"] for item in json.loads(found["objects/nodes.json"])] == ["a", "b"]
+    assert json.loads(found["objects/leases.json"]) == []
+    assert logs == ["/api/v1/namespaces/n/pods/operator/log"], "the pods of others must not hide ours"
+
+
+async def test_more_logs_than_are_collected_are_not_even_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "MAX_LOGS", 3)
+    ours = {"app.kubernetes.io/name": "thunderfleet"}
+    found, logs = await collected(tmp_path, {"pods": [[pod(f"p{n}", ours, init=0, main=1)] for n in range(4)]})
+    assert len(logs) == 3
+    assert "logs/pods: only the first 3 logs" in found["problems.txt"]
 
 
 @pytest.mark.parametrize("by", ["KUBECONFIG", "~/.kube/config"])

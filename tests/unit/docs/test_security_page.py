@@ -29,6 +29,7 @@ MATRIX = "e2e/security/test_trust_matrix.py"
 FORGERY = "unit/operator/rounds/test_forgery.py"
 LIVE_FORGERY = "e2e/security/test_forgery.py"
 USERS = "unit/kubelet/pods/test_pods_users.py"
+LEAVINGS = "unit/kubelet/pods/test_pods_leavings.py"
 ON_MACS = "e2e/security/test_pods_on_macs.py"
 CERTIFICATES = "unit/operator/rounds/test_serving_certificates.py"
 LIVE_CERTIFICATES = "e2e/security/test_certificates.py"
@@ -194,8 +195,8 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         f"{LIVE_CERTIFICATES}::test_requests_wait_for_the_operator_and_hostile_ones_are_denied",
         "unit/operator/watch/test_cached_objects.py::test_a_compromised_mac_has_as_many_cables_as_a_mac_can_have",
         "unit/operator/watch/test_cached_objects.py::test_links_that_never_count_are_deleted",
-        "unit/agent/test_derive.py::test_a_mac_that_copies_uuids_takes_no_cable_from_others",
-        "unit/agent/test_derive.py::test_of_claims_to_a_hidden_port_the_first_stays",
+        "unit/agent/derive/test_derive.py::test_a_mac_that_copies_uuids_takes_no_cable_from_others",
+        "unit/agent/derive/test_derive.py::test_of_claims_to_a_hidden_port_the_first_stays",
         "unit/lib/test_kube_fields.py::test_a_label_that_names_another_mac_counts_for_nothing",
     ),
     "a pod on a Mac |": (
@@ -418,11 +419,11 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "binds as many pods to a Mac as it may run": (
         "unit/operator/groups/test_usage.py::test_a_mac_that_runs_as_many_pods_as_it_may_gets_no_rank",
         "unit/operator/placement/test_placement_eligibility.py::test_a_mac_that_may_not",
-        "unit/kubelet/test_pods_running.py::test_pods_that_are_rejected_delay_no_other",
+        "unit/kubelet/pods/test_pods_running.py::test_pods_that_are_rejected_delay_no_other",
     ),
     "names a Secret or a ConfigMap of another namespace": (
-        "unit/lib/test_kube_client.py::test_a_name_leads_to_no_other_path",
-        "e2e/test_kubelet_pods.py::test_a_pod_names_no_object_of_another_namespace",
+        "unit/lib/kube/test_kube_client.py::test_a_name_leads_to_no_other_path",
+        "e2e/kubelet/test_kubelet_pods.py::test_a_pod_names_no_object_of_another_namespace",
     ),
     "deletes a ModelDeployment with `--cascade=orphan`": (
         "unit/operator/groups/test_usage.py::test_pods_of_others_take_memory_and_ports_and_are_no_group",
@@ -448,6 +449,13 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "Containers on Macs are processes": ADVICE,
     "The kubelet gives each pod its own user": ("e2e/groups/test_line.py::test_runners_and_agents_have_users_of_their_own",),
     "No other pod's user can enter": (f"{USERS}::test_a_pod_reaches_nothing_of_another_pod",),
+    "When the last pod with a `runAsUser` has ended": (
+        f"{LEAVINGS}::test_files_of_a_chosen_user_end_with_its_pod",
+        f"{LEAVINGS}::test_the_last_pod_with_a_user_deletes_what_all_have_left",
+        f"{LEAVINGS}::test_files_that_did_not_change_while_a_pod_had_the_user_stay",
+    ),
+    "Nothing of ids below 1000": (f"{LEAVINGS}::test_files_that_may_not_be_the_pods_stay",),
+    "If the id is an account of the Mac": (f"{LEAVINGS}::test_files_that_may_not_be_the_pods_stay",),
     "`runAsUser`, `runAsGroup`": (
         f"{USERS}::test_a_spec_cannot_name_the_user_of_another_pod",
         "unit/kubelet/pods/test_pods_decide.py::test_two_namespaces_do_not_share_a_user",
@@ -501,9 +509,9 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     ),
     "To revoke an API key": ADVICE,
     "A Mac that boots starts pods of groups before": (
-        "unit/kubelet/test_pods_volumes.py::test_a_pod_may_start_at_boot_with_its_volumes_as_they_were",
-        "unit/kubelet/test_pods_volumes.py::test_a_pod_that_was_deleted_while_the_mac_was_off_ends_with_the_first_list",
-        "e2e/test_faults.py::test_macs_lose_power_and_serve_before_the_api_server_is_back",
+        "unit/kubelet/containers/test_pods_volumes.py::test_a_pod_may_start_at_boot_with_its_volumes_as_they_were",
+        "unit/kubelet/containers/test_pods_volumes.py::test_a_pod_that_was_deleted_while_the_mac_was_off_ends_with_the_first_list",
+        "e2e/groups/test_faults.py::test_macs_lose_power_and_serve_before_the_api_server_is_back",
     ),
     "A group whose `spec.server.apiKeySecret`": (
         "unit/runner/group/test_supervisor_cli.py::test_a_secret_without_a_key_opens_nothing",
@@ -572,7 +580,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "A user who may create pods can give": UNPROTECTED,
     "`thunderfleet-mac-pods` refuses those": ("pod-priority",),
     "Limit the use of PriorityClasses": ADVICE,
-    "What a container that sets `runAsUser` leaves behind": UNPROTECTED,
+    "Processes of a container that sets `runAsUser` outlive": UNPROTECTED,
     "They belong to the next pod with that user id": UNPROTECTED,
     "Leave out `runAsUser`": ADVICE,
     "Named POSIX shared memory": UNPROTECTED,

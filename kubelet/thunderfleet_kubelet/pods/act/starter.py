@@ -1,6 +1,5 @@
 """Starts containers: prepares environment, user, mounts and sandbox, then hands over to the shim."""
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -11,6 +10,7 @@ from thunderfleet_lib.kube import ApiError, Json
 from thunderfleet_kubelet.containers.attempt import START_ERROR, Start
 from thunderfleet_kubelet.containers.errors import ContainerConfigError, ImageError, StartFailed
 from thunderfleet_kubelet.containers.inputs import environment, volumes
+from thunderfleet_kubelet.containers.inputs.volume_content import kind_of, volumes_of
 from thunderfleet_kubelet.containers.launch import Launch
 from thunderfleet_kubelet.pods.act import probes
 from thunderfleet_kubelet.pods.act.mounter import Mounter
@@ -88,8 +88,9 @@ class Starter:
         image = context.image_for(container, _Asker(self, start))
         owner = context.user(container, image)
         sources = await context.sources(*environment.references([container]))
-        # The container chooses how many files of its last attempt have to be deleted.
-        sandbox = await asyncio.to_thread(context.containers.make_sandbox, name, start.number)
+        host_path = any(kind_of(volume) == "hostPath" for volume in volumes_of(context.pod))
+        await context.services.leavings.take(context.folder, owner.uid, host_path=host_path)
+        sandbox = await context.containers.make_sandbox(name, start.number)
         variables = environment.build(context.pod, container, image, sandbox, sources)
         if container.get("tty"):
             variables.setdefault("TERM", "xterm")

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import signal
 from typing import Any
 
 import pytest
@@ -135,6 +136,21 @@ def test_challenges() -> None:
 @given(some.text(max_size=200))
 def test_any_challenge_is_read_or_ignored(text: str) -> None:
     challenge.parse([text, f"Bearer {text}", f"Basic {text}"])
+
+
+@pytest.mark.parametrize("piece", [" ", ", ", ",", "a", "a ", "a=", "a= ", 'a="', 'a="\\', '\\"', "a=b", 'a="b", '])
+def test_a_challenge_takes_time_in_proportion_to_its_length(piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_long(*_: object) -> None:
+        raise AssertionError("the pattern goes over the text again for each of its characters, which would take hours")
+
+    monkeypatch.setattr(challenge, "MAX_HEADER", 2**20)
+    before = signal.signal(signal.SIGVTALRM, too_long)
+    signal.setitimer(signal.ITIMER_VIRTUAL, 20.0)
+    try:
+        challenge.parse(["Bearer " + piece * (2**20 // len(piece))])
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def platform(system: str, architecture: str) -> Json:

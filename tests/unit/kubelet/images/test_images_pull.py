@@ -7,9 +7,7 @@ import io
 import json
 import logging
 import os
-import shutil
 import ssl
-import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -20,6 +18,7 @@ from unittest.mock import Mock
 import pytest
 import pytest_asyncio
 from aiohttp import web
+from thunderfleet_kubelet.containers import leftovers
 from thunderfleet_kubelet.images import pull
 from thunderfleet_kubelet.images.collector import Collector
 from thunderfleet_kubelet.images.errors import PullError
@@ -133,7 +132,7 @@ async def test_a_store_is_read_again_and_what_was_half_done_is_deleted(machine: 
     (tmp_path / "images/trees" / ("0" * 64)).mkdir()
     store = Store(tmp_path / "images")
     store.open()
-    store.drop_staging()
+    await store.drop_staging()
     found = store.images[pulled.stored.key]
     assert (found.names, found.size, found.access) == (pulled.stored.names, pulled.stored.size, pulled.stored.access)
     assert list((tmp_path / "images/staging").iterdir()) == []
@@ -182,7 +181,7 @@ async def test_a_record_that_cannot_be_read_now_costs_no_image(
     sick.error, sick.late = getattr(errno, error), late
     machine.store = Store(tmp_path / "images")
     machine.store.open()
-    machine.store.drop_staging()
+    await machine.store.drop_staging()
     assert machine.store.find(name) is None and machine.store.images == {}
     assert (machine.store.rootfs(pulled.stored) / "v").read_text() == "one"
     sick.error = None
@@ -208,7 +207,7 @@ async def test_a_record_that_stays_unreadable_is_replaced_by_the_next_pull(
     assert list(machine.store.images) == [again.stored.key] == [pulled.stored.key]
     assert (machine.store.rootfs(again.stored) / "v").read_text() == "one"
     # A program that runs from the old files keeps those it has open.
-    machine.store.drop_staging()
+    await machine.store.drop_staging()
     assert os.read(running, 10) == b"one" and list((tmp_path / "images/staging").iterdir()) == []
     os.close(running)
 
@@ -228,7 +227,7 @@ async def test_an_image_whose_record_is_broken_is_deleted(machine: Machine, tmp_
         record.write_text(broken)
     machine.store = Store(tmp_path / "images")
     machine.store.open()
-    machine.store.drop_staging()
+    await machine.store.drop_staging()
     assert machine.store.images == {} and list(machine.store.trees.iterdir()) == []
     assert list((tmp_path / "images/staging").iterdir()) == []
     assert (await machine.pull(f"{registry.host}/app:1")).stored.key == pulled.stored.key
@@ -313,16 +312,16 @@ async def test_a_layer_that_was_damaged_on_the_disk_is_fetched_again(machine: Ma
 async def test_half_an_image_is_deleted_beside_the_event_loop(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = await machine.registry()
     registry.simple("app", "1", Entry("../out", b"x"))
-    threads, rmtree = [], shutil.rmtree
+    deleted, delete = list[Path](), leftovers.delete
 
-    def noted(folder: Path, *, ignore_errors: bool) -> None:
-        threads.append(threading.current_thread())
-        rmtree(folder, ignore_errors=ignore_errors)
+    async def noted(path: Path) -> None:
+        deleted.append(path)
+        await delete(path)
 
-    monkeypatch.setattr(shutil, "rmtree", noted)
+    monkeypatch.setattr(leftovers, "delete", noted)
     with pytest.raises(PullError, match="leads out of the image"):
         await machine.pull(f"{registry.host}/app:1")
-    assert len(threads) == 1 and threads[0] is not threading.current_thread()
+    assert len(deleted) == 1
     assert list((machine.store.root / "staging").iterdir()) == []
 
 

@@ -271,15 +271,16 @@ async def test_no_user_is_left_for_a_pod_until_one_ends(world: World, monkeypatc
     await world.phase("two", "Succeeded")
 
 
+def sleeper(user: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["sleep", "600"], user=user, group=user, extra_groups=[], cwd="/", start_new_session=True)
+
+
 @as_root
-def test_the_end_of_a_user_is_the_end_of_no_other() -> None:
+async def test_the_end_of_a_user_is_the_end_of_no_other() -> None:
     mine, other = IDS[-1], IDS[-2]
-    held = [
-        subprocess.Popen(["sleep", "600"], user=user, group=user, extra_groups=[], cwd="/", start_new_session=True)
-        for user in (mine, other)
-    ]
+    held = [sleeper(user) for user in (mine, other)]
     try:
-        assert leftovers.end_processes(mine) == []
+        assert await leftovers.end_processes(mine) == []
         assert held[0].wait(60) == -9
         assert held[1].poll() is None
     finally:
@@ -352,7 +353,7 @@ def open_folder() -> Iterator[Path]:
 
 
 @as_root
-def test_only_what_the_user_owns_is_deleted_outside_of_its_pod(open_folder: Path) -> None:
+async def test_only_what_the_user_owns_is_deleted_outside_of_its_pod(open_folder: Path) -> None:
     mine, other = IDS[-1], IDS[-2]
     shared, kept = open_folder / "shared", open_folder / "kept"
     for folder in (shared, kept):
@@ -366,16 +367,26 @@ def test_only_what_the_user_owns_is_deleted_outside_of_its_pod(open_folder: Path
     # A folder of the user in which another one has put something.
     as_user(mine, 'mkdir "$1"; chmod 777 "$1"', shared / "both")
     as_user(other, 'touch "$1"', shared / "both" / "other")
-    leftovers.delete_outside(mine, [str(shared), str(open_folder / "none")])
+    await leftovers.delete_outside(mine, [str(shared), str(open_folder / "none")])
     assert owned(shared, mine) == []
     assert owned(shared, other) == ["both/other", "other"]
     assert (shared / "both").stat().st_uid == 0
     assert (kept / "file").exists(), "links are not followed"
 
 
-def test_too_many_files_in_shared_folders_are_an_error_with_a_limit(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="find did not end in time"):
-        leftovers.delete_outside(IDS[-1], [str(tmp_path), "/usr"], seconds=-1)
+async def test_too_many_files_in_shared_folders_are_an_error_with_a_limit(tmp_path: Path) -> None:
+    turns = [(host, 0.0) for host, _ in leftovers.TURNS]
+    with pytest.raises(TimeoutError, match="find did not end in time"):
+        await leftovers.delete_outside(IDS[-1], [str(tmp_path), "/usr"], turns)
+
+
+@pytest.mark.parametrize("program", ["kill -9 $$", "exit 127"])
+async def test_a_search_that_fails_does_not_mean_that_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    monkeypatch.setattr(leftovers, "_QUIETLY", ("/bin/sh", "-c", program))
+    with pytest.raises(OSError, match="find "):
+        await leftovers.delete_outside(IDS[-1], [str(tmp_path)])
 
 
 def test_ipc_of_a_user_in_the_tables_of_linux_and_macos() -> None:
@@ -400,17 +411,17 @@ def test_processes_of_a_user_in_the_output_of_ps() -> None:
     assert processes.users_in(output, 70001) == [11, 13]
 
 
-def test_a_folder_is_deleted_without_following_links(tmp_path: Path) -> None:
+async def test_a_folder_is_deleted_without_following_links(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.mkdir()
     (kept / "file").touch()
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "link").symlink_to(kept)
-    leftovers.delete(folder)
+    await leftovers.delete(folder)
     link = tmp_path / "link"
     link.symlink_to(kept)
-    leftovers.delete(link)
-    leftovers.delete(tmp_path / "none")
+    await leftovers.delete(link)
+    await leftovers.delete(tmp_path / "none")
     assert sorted(os.listdir(tmp_path)) == ["kept"]
     assert (kept / "file").exists()

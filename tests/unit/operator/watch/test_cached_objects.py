@@ -33,6 +33,7 @@ from thunderfleet_operator.watch.cache import (
     POD_BYTES,
     PODS,
     REMEMBERED,
+    REMEMBERED_GONE,
     REQUESTS,
     Cache,
     Collection,
@@ -101,6 +102,17 @@ def test_little_is_kept_of_the_metadata_that_a_user_can_add(collection: Collecti
     sizes = [len(json.dumps(one.items["a"])) for one in (store, plain)]
     labels = len(json.dumps(added["labels"])) if collection in (PODS, ENDPOINT_SLICES) else 0
     assert sizes[0] < sizes[1] + NOTE_BYTES + labels + 200
+
+
+def test_few_of_the_deleted_objects_are_remembered() -> None:
+    """A user can create and delete pods all day, and nothing lists them as long as the watch works."""
+    store = Store(PODS)
+    for number in range(1, REMEMBERED_GONE + 100):
+        store.drop(item(f"pod-{number}", number))
+    store.drop(item("pod-90", number + 1))
+    assert len(store.gone) == REMEMBERED_GONE
+    for late in (number, 90, 101):
+        assert not store.put(item(f"pod-{late}", late)), "an event that is older than the deletion"
 
 
 def test_little_is_kept_of_the_megabyte_of_a_pod() -> None:
