@@ -197,7 +197,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "unit/operator/watch/test_cached_objects.py::test_links_that_never_count_are_deleted",
         "unit/agent/derive/test_derive.py::test_a_mac_that_copies_uuids_takes_no_cable_from_others",
         "unit/agent/derive/test_derive.py::test_of_claims_to_a_hidden_port_the_first_stays",
-        "unit/lib/test_kube_fields.py::test_a_label_that_names_another_mac_counts_for_nothing",
+        "unit/lib/kube/test_kube_fields.py::test_a_label_that_names_another_mac_counts_for_nothing",
     ),
     "a pod on a Mac |": (
         f"{USERS}::test_a_pod_reaches_nothing_of_another_pod",
