@@ -128,6 +128,8 @@ class Rounds:
         self._turned = time.monotonic()
         self._peers: dict[str, PeerPort] = {}
         self._departed: frozenset[str] = frozenset()
+        self._disputed: frozenset[str] = frozenset()
+        """UUIDs that several Macs claim, as last logged."""
         self._looked: float | None = None
         self._lost = False
         self._clock = Moment.now()
@@ -422,6 +424,7 @@ class Rounds:
 
     async def _find_peers(self, found: Profile) -> None:
         peers: dict[str, PeerPort] = {}
+        disputed: dict[str, str] = {}
         for uuid in sorted(self._wanted):
             profiles = await self._publisher.profiles_with(uuid)
             if len(profiles) > 1:
@@ -429,12 +432,15 @@ class Rounds:
                 profiles = [one for one in profiles if await self._publisher.is_ready(one.metadata.name)] or profiles
             peer = find_peer(uuid, profiles, self._settings.node, found.status, self._publisher.links)
             if peer is None and len(profiles) > 1:
-                names = ", ".join(sorted(one.metadata.name for one in profiles))
-                log.warning("%s claim to be the Mac that this Mac detects, so the cable to it is not published", names)
+                disputed[uuid] = ", ".join(sorted(one.metadata.name for one in profiles))
             if peer is not None:
                 peers[uuid] = peer
                 if self._dial_rounds is not None:
                     self._dial_rounds.neighbors(one for one in profiles if one.metadata.name == peer.node)
+        for uuid in disputed.keys() - self._disputed:
+            text = "%s claim to be the Mac that this Mac detects, so the cable to it is not published"
+            log.warning(text, disputed[uuid])
+        self._disputed = frozenset(disputed)
         self._peers = peers
         # A link that only the other end reports counts while that Mac runs: a Mac that was renamed left its old links behind.
         seen = {cable.name for cable in link_reports(self._settings.node, found.status, peers)}

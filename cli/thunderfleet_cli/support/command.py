@@ -194,8 +194,8 @@ class _Collector:
                     )
                     break
                 parts.append(text)
-            # Ours may be behind many pods of others.
-            if room < 0 and wanted.name != "pods":
+            # Pods whose logs are wanted may be behind many pods of others.
+            if room < 0 and (wanted.name != "pods" or len(self._logs) > MAX_LOGS):
                 break
         return "[\n" + ",\n".join(parts) + "\n]\n"
 

@@ -2,9 +2,9 @@
 
 A process can leave its process group and clear its environment, but it cannot change its user, and its files keep their owner.
 
-A container can leave millions of files. So commands delete them, a few at once; cancelling ends them. Those that need more than
-``QUICK_SECONDS`` continue behind one another, in turns that become longer, so they delay no small deletion, and each other only
-for the length of a turn.
+A container can leave millions of files. So commands delete them, a few at once; cancelling ends them. A command that needs more
+than ``QUICK_SECONDS`` is ended, and another continues in a second queue, with turns that become longer. So large deletions do not
+delay small ones, and one large deletion delays another for a turn at most.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from thunderfleet_lib.host.hostcmd import Failure, FailureKind, Host, Output
 
-from thunderfleet_kubelet.shim.processes import of_user, signal_all
+from thunderfleet_kubelet.shim.processes import listed_of_user, signal_all
 
 KILL_SECONDS = 10.0
 PAUSE_SECONDS = 0.05
@@ -52,21 +52,25 @@ _THREADS = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="leftovers")
 _SETTING = "cd / && PATH=/usr/bin:/bin:/usr/sbin:/sbin && export PATH"
 _QUIETLY = ("/bin/sh", "-c", f'{_SETTING} && exec "$@" 2>/dev/null', "sh")
 _LAST_WORDS = ("/bin/sh", "-c", f'{_SETTING} && "$@" 2>&1 | tail -n 1', "sh")
-# Ends find at its first match; BSD find may have no -quit.
-_PRINT_FIRST = ("-exec", "/bin/sh", "-c", 'printf "%s\\n" "$1"; kill -9 "$PPID"', "sh", "{}", ";")
+# Ends find at its first match; BSD find may have no -quit. If find was killed before, the parent is the first process.
+_END_FIND = 'test "$PPID" -gt 1 && kill -9 "$PPID"'
+_PRINT_FIRST = ("-exec", "/bin/sh", "-c", f'printf "%s\\n" "$1"; {_END_FIND}', "sh", "{}", ";")
 
 # The kernel signals all processes of the user at once, so none can fork in between. The killer itself is not signalled.
 _KILLER = "import os,sys; n=int(sys.argv[1]); os.setgroups([]); os.setgid(n); os.setuid(n); os.kill(-1, 9)"
 
 
 async def end_processes(user: int, seconds: float = KILL_SECONDS) -> list[int]:
-    """Kills all processes of ``user``, which must be the user of one pod only. Returns those that remain after ``seconds``."""
+    """Kills all processes of ``user``, which must be the user of one pod only. Returns those that remain after ``seconds``.
+
+    Raises OSError if they cannot be listed.
+    """
     return await asyncio.get_running_loop().run_in_executor(_THREADS, _end_processes, user, seconds)
 
 
 def _end_processes(user: int, seconds: float) -> list[int]:
     limit = time.monotonic() + seconds
-    while pids := of_user(user):
+    while pids := listed_of_user(user):
         if time.monotonic() >= limit:
             return pids
         signal_all(pids, 9)
@@ -87,8 +91,8 @@ def _end_processes(user: int, seconds: float) -> list[int]:
 
 
 async def processes_of(user: int) -> list[int]:
-    """All processes of ``user``."""
-    return await asyncio.get_running_loop().run_in_executor(_THREADS, of_user, user)
+    """All processes of ``user``. Raises OSError if they cannot be listed."""
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, listed_of_user, user)
 
 
 async def delete(path: Path, turns: Turns = TURNS) -> None:
@@ -157,10 +161,10 @@ async def delete_changed_outside(user: int, folders: Sequence[str], since: Path,
 
     Raises OSError if such a file is left.
     """
-    if await changed_outside(user, folders, since, turns):
-        await _find(turns, *_owned(user, _existing(folders)), "-cnewer", str(since), "-delete")
-        if left := await changed_outside(user, folders, since, turns):
-            raise OSError(errno.EBUSY, f"user {user} still owns files outside the pod's folder", left)
+    if existing := _existing(folders):
+        await _find(turns, *_owned(user, existing), "-cnewer", str(since), "-delete")
+    if left := await changed_outside(user, folders, since, turns):
+        raise OSError(errno.EBUSY, f"user {user} still owns files outside the pod's folder", left)
 
 
 async def _find(turns: Turns, *command: str) -> str:

@@ -5,8 +5,8 @@ another pod gets the user. A user that the spec or an image chose can be the use
 of a person. Only files are deleted then, and only those that must be the pods': see ``Leavings.clear``.
 
 ``pods/UID/users/USER`` records that containers of the pod have run as such a user. Its time is when the first of the pods that
-had the user at the same time began, so that the last one deletes what all of them left. Its text says why nothing may be
-deleted; it is empty if that is allowed.
+had the user at the same time began, so that the last one deletes what all of them left. Its text is ``MAY_DELETE``, or says why
+nothing may be deleted, which holds for all pods that had the user at the same time.
 """
 
 import asyncio
@@ -29,8 +29,10 @@ CHOSEN = range(1000, 65534)
 CLEARING_SECONDS = 10.0
 """How long a container waits until the files of an earlier pod with its user are deleted, before its start is tried again."""
 
+MAY_DELETE = "may delete"
 HOST_PATH = "a pod with this user has a hostPath volume, whose files may be meant to stay"
 EARLIER = "a pod with this user was started by an earlier version of the kubelet"
+CUT_OFF = "the kubelet or the Mac ended while the user was recorded"
 
 
 class Leavings:
@@ -54,10 +56,10 @@ class Leavings:
             for spec in specs:
                 user = int((read_json(spec) or {}).get("uid") or 0)
                 if self._is_chosen(user):
-                    (made / str(user)).write_text(EARLIER)
-                    began = spec.stat().st_mtime_ns
-                    os.utime(made / str(user), ns=(began, began))
+                    _write(made / str(user), EARLIER, spec.stat().st_mtime_ns)
             made.rename(folder.users)
+            for record in _records(folder):
+                self._keep(self._others(record), EARLIER)
         except OSError as error:
             self._unknown = f"the users of pods that an earlier version of the kubelet has started are not known ({error})"
 
@@ -82,13 +84,23 @@ class Leavings:
         if not record.exists():
             others = self._others(record)
             folder.users.mkdir(exist_ok=True, mode=0o700)
+            why = HOST_PATH if host_path else next(filter(None, map(_why, others)), "")
             try:
-                record.write_text(HOST_PATH if host_path else next(filter(None, (one.read_text() for one in others)), ""))
+                if why:
+                    self._keep(others, why)
+                record.write_text(why or MAY_DELETE)
                 began = min(one.stat().st_mtime_ns for one in (record, *others))
                 os.utime(record, ns=(began, began))
             except OSError:
                 record.unlink(missing_ok=True)
                 raise
+
+    @staticmethod
+    def _keep(others: list[Path], why: str) -> None:
+        """Records in pods with the same user, too, that its files stay: any of them may be the last. Raises OSError."""
+        for one in others:
+            if not _why(one):
+                _write(one, why, one.stat().st_mtime_ns)
 
     def _others(self, record: Path) -> list[Path]:
         """The records of the other pods that have this user."""
@@ -137,7 +149,7 @@ class Leavings:
             mine.set()
 
     async def _clear(self, user: int, record: Path) -> list[str]:
-        why = self._unknown or _text(record) or await asyncio.to_thread(_account, user)
+        why = self._unknown or _why(record) or await asyncio.to_thread(_account, user)
         if not why and (alive := await leftovers.processes_of(user)):
             why = f"process {alive[0]} runs as this user"
         if not why:
@@ -150,9 +162,16 @@ class Leavings:
         return [f"The pod may have left files of user {user} in folders that all users can write. They are not deleted: {why}"]
 
 
-def _text(record: Path) -> str:
+def _why(record: Path) -> str:
+    """Why the files of a record's user stay; empty if they may be deleted."""
     # Another call for this pod may have deleted it.
-    return record.read_text() if record.exists() else "its record is missing"
+    text = record.read_text() if record.exists() else "its record is missing"
+    return "" if text == MAY_DELETE else text or CUT_OFF
+
+
+def _write(record: Path, text: str, began: int) -> None:
+    record.write_text(text)
+    os.utime(record, ns=(began, began))
 
 
 def _records(folder: PodFolder) -> list[Path]:

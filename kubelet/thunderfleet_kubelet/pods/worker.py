@@ -108,7 +108,7 @@ class PodWorker:
         self.removed = False
         first, self._publisher.enabled = not self._publisher.enabled, True
         if first:
-            # The API server answers. Before, an adopted pod had its volumes as they were, or none, with ever longer waits.
+            # The API server answers. Until now, an adopted pod had old volumes, or waited ever longer for them.
             self._mounter.retry_now()
         if version_of(pod) < version_of(self.pod) or (pod == self.pod and not first):
             return

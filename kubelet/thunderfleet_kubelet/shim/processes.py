@@ -56,7 +56,15 @@ def marked_in(output: bytes, wanted: bytes, group: int = 0) -> list[int]:
 
 
 def of_user(user: int) -> list[int]:
-    """The pids of all live processes whose real, effective or saved user is ``user``."""
+    """The pids of all live processes whose real, effective or saved user is ``user``; none if they cannot be listed."""
+    try:
+        return listed_of_user(user)
+    except TimeoutError:
+        return []
+
+
+def listed_of_user(user: int) -> list[int]:
+    """As ``of_user``. Raises TimeoutError if the system does not list its processes in time."""
     found = []
     if os.path.exists("/proc/self/status"):
         for entry in os.listdir("/proc"):
@@ -71,7 +79,10 @@ def of_user(user: int) -> list[int]:
             if str(user).encode() in users and not _zombie(int(entry)):
                 found.append(int(entry))
         return found
-    return users_in(ask_ps(["-axo", "pid=,stat=,uid=,ruid=,svuid="]), user)
+    output = ask_ps(["-axo", "pid=,stat=,uid=,ruid=,svuid="])
+    if not output:
+        raise TimeoutError(f"ps did not list the processes within {PS_SECONDS:g} s")
+    return users_in(output, user)
 
 
 def users_in(output: bytes, user: int) -> list[int]:

@@ -45,7 +45,7 @@ class PeerPort:
 
 def wanted_uuids(status: NodeProfileStatus) -> frozenset[str]:
     """The domain UUIDs (lower case) of the computers that this Mac detects."""
-    ports = status.thunderbolt.ports if status.thunderbolt else ()
+    ports = _ports(status)
     return frozenset(peer.domain_uuid.lower() for port in ports for peer in port.peers)
 
 
@@ -64,30 +64,35 @@ def find_peer(
     worse than a link that appears a moment later.
     """
     mine = {
-        port.domain_uuid.lower() for port in (own.thunderbolt.ports if own.thunderbolt else ()) if port.domain_uuid is not None
+        port.domain_uuid.lower() for port in _ports(own) if port.domain_uuid is not None
     }
     claims: list[tuple[bool, PeerPort]] = []
     for other in profiles:
         if other.metadata.name == node or len(other.metadata.name) > MAX_NODE_NAME_LENGTH:
             continue
-        for port in other.status.thunderbolt.ports if other.status.thunderbolt else ():
+        for port in _ports(other.status):
             if port.domain_uuid and port.domain_uuid.lower() == uuid.lower():
                 sees_us = any(peer.domain_uuid.lower() in mine for peer in port.peers)
                 claims.append((sees_us, PeerPort(other.metadata.name, port.receptacle)))
     mutual = [claim for sees_us, claim in claims if sees_us]
     if len(mutual) > 1:
-        mutual = [claim for claim in mutual if _is_reported(node, claim, links)]
+        here = {p.receptacle for p in _ports(own) if any(one.domain_uuid.lower() == uuid.lower() for one in p.peers)}
+        mutual = [claim for claim in mutual if _is_reported(node, here, claim, links)]
     if len(mutual) == 1:
         return mutual[0]
     return claims[0][1] if len(claims) == 1 else None
 
 
-def _is_reported(node: str, peer: PeerPort, links: Iterable[ThunderboltLink]) -> bool:
-    """Whether this Mac reports that it detects that port through a link."""
+def _ports(status: NodeProfileStatus) -> tuple[ThunderboltPort, ...]:
+    return tuple(status.thunderbolt.ports) if status.thunderbolt else ()
+
+
+def _is_reported(node: str, here: Iterable[int], peer: PeerPort, links: Iterable[ThunderboltLink]) -> bool:
+    """Whether this Mac reports that it detects that port through a link at one of its ports ``here``."""
     other = LinkEnd(node=peer.node, port=peer.receptacle)
+    cables = [ordered(LinkEnd(node=node, port=number), other) for number in here]
     return any(
-        other in (link.spec.a, link.spec.b) and any(end.node == node and end.sees_peer for end in link.status.endpoints)
-        for link in links
+        link.spec in cables and any(end.node == node and end.sees_peer for end in link.status.endpoints) for link in links
     )
 
 
@@ -107,7 +112,7 @@ def link_reports(
     """
     if len(node) > MAX_NODE_NAME_LENGTH:
         return ()
-    ports = {port.receptacle: port for port in (status.thunderbolt.ports if status.thunderbolt else ())}
+    ports = {port.receptacle: port for port in _ports(status)}
     found: dict[str, LinkReport] = {}
     for port in ports.values():
         for peer in port.peers:

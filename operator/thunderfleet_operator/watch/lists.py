@@ -135,7 +135,10 @@ class Lists:
 
     async def _list_left_links(self) -> None:
         claims = self._cache[LINKS].claims
-        if claims is None or not claims.exceeded or time.monotonic() - self._links_listed < AGAIN_SECONDS:
+        if claims is None or not claims.exceeded:
+            self._left = {}
+            return
+        if time.monotonic() - self._links_listed < AGAIN_SECONDS:
             return
         self._links_listed = time.monotonic()
         before, claims.exceeded = claims.exceeded, set()

@@ -101,7 +101,7 @@ def removed_grace_of(pod: Json) -> float:
 
 
 def starts_at_boot(pod: Json) -> bool:
-    """Whether an adopted pod runs before the API server has listed it.
+    """Whether an adopted pod runs before the API server has listed it, although it has volumes with content from there.
 
     Kubernetes starts no pod before that: it may have been deleted, and have a successor on another node that must be the only
     one. The pods of the operator may: all ranks of a group have to agree before one of them serves.

@@ -353,6 +353,13 @@ def test_a_mac_that_copies_uuids_takes_no_cable_from_others(shapes: Any) -> None
         links.append(ThunderboltLink(metadata=ObjectMeta(name=report.name), spec=report.spec, status=known))
     assert find_peer(uuid, [liar, real], "studio-1", status, links) == PeerPort("studio-2", 3)
     assert find_peer(uuid, [liar, real], "studio-1", status, links[1:]) is None
+    # Nor does one that has a cable to this Mac, at another port: that link is reported by both.
+    (mine, _) = links
+    own = next(end for end in (mine.spec.a, mine.spec.b) if end.node == "studio-1")
+    elsewhere = ordered(LinkEnd(node="studio-1", port=own.port + 1), LinkEnd(node="a-liar", port=3))
+    cable = ThunderboltLinkStatus(endpoints=(Endpoint(node="studio-1", port=own.port + 1, sees_peer=True),))
+    another = ThunderboltLink(metadata=ObjectMeta(name=link_name(elsewhere)), spec=elsewhere, status=cable)
+    assert find_peer(uuid, [liar, real], "studio-1", status, [*links, another]) == PeerPort("studio-2", 3)
     # It detects a Mac at this port: a link that only another Mac reports is none that a display hides.
     assert link_reports("studio-1", status, {uuid: PeerPort("studio-2", 3)}, links) == link_reports(
         "studio-1", status, {uuid: PeerPort("studio-2", 3)}

@@ -16,6 +16,7 @@ from thunderfleet_kubelet.containers import leftovers
 from thunderfleet_kubelet.containers.folder import PodFolder
 from thunderfleet_kubelet.pods import leavings
 from thunderfleet_kubelet.pods.leavings import CHOSEN
+from thunderfleet_kubelet.shim import processes
 
 from tests.support.pods import USERS, World, sh
 from tests.support.waiting import ASYNC_WAIT_SECONDS, until_async
@@ -82,13 +83,13 @@ async def test_long_deletions_take_no_threads_of_other_work(tmp_path: Path, gate
 
 async def test_small_deletions_do_not_wait_for_long_ones(tmp_path: Path, gate: Gate) -> None:
     (quick, _), (long, _), *_ = leftovers.TURNS
-    turns = [(quick, 0.2), (long, 1000.0)]
+    turns = [(quick, 2.0), (long, 1000.0)]
     *hogs, small = folders(tmp_path, *(f"hog{number}" for number in range(2 * leftovers.AT_ONCE)), "small")
     deletions = [asyncio.create_task(leftovers.delete(path, turns)) for path in hogs]
     # Each in its first turn, and as many as possible in the second.
     await until_async(lambda: len(gate.begun) == 3 * leftovers.AT_ONCE)
     async with asyncio.timeout(ASYNC_WAIT_SECONDS):
-        await leftovers.delete(small, turns)
+        await leftovers.delete(small, [(quick, 1000.0)])
     assert not small.exists() and not any(one.done() for one in deletions)
     gate.open()
     await asyncio.gather(*deletions)
@@ -328,6 +329,53 @@ async def test_files_that_may_not_be_the_pods_stay(
         for one in held:
             one.kill()
             one.wait()
+
+
+@as_root
+@pytest.mark.parametrize("last", ["plain", "with-path"])
+async def test_a_host_path_of_any_pod_keeps_the_files_of_all(world: World, shared: Path, last: str) -> None:
+    """Whichever of the pods with the user ends last deletes what all have left."""
+    manager = await world.boot()
+    path = {"volumes": [{"name": "v", "hostPath": {"path": str(shared)}}]}
+    for name, more in (("plain", {}), ("with-path", path)):
+        world.api.add_pod(name, {"containers": [writer(shared, name, then="sleep 600")], **more})
+        await world.phase(name, "Running")
+    await world.until(lambda: names(shared) == ["plain", "with-path"])
+    for name in sorted(("plain", "with-path"), key=lambda name: name == last):
+        folder = world.folder(name).path
+        world.api.delete_pod(name, grace=0)
+        await world.until(lambda folder=folder: not folder.exists())  # type: ignore[misc]
+        await manager.stop(end_pods=False)
+        manager = await world.boot()
+    assert names(shared) == ["plain", "with-path"]
+
+
+@as_root
+async def test_empty_folders_are_deleted_too(world: World, shared: Path) -> None:
+    await world.boot()
+    world.api.add_pod("makes", {"containers": [sh(f"mkdir -p {shared}/a/b", securityContext={"runAsUser": USER})]})
+    await world.phase("makes", "Succeeded")
+    await closed(world, "makes")
+    assert names(shared) == []
+
+
+@pytest.mark.parametrize("text", ["", "may"])
+def test_a_record_that_was_cut_off_keeps_the_files(tmp_path: Path, text: str) -> None:
+    (tmp_path / "1500").write_text(text)
+    assert leavings._why(tmp_path / "1500") == (text or leavings.CUT_OFF)
+    (tmp_path / "1500").write_text(leavings.MAY_DELETE)
+    assert leavings._why(tmp_path / "1500") == ""
+
+
+async def test_processes_that_ps_does_not_list_are_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    exists = os.path.exists
+    monkeypatch.setattr(os.path, "exists", lambda path: path != "/proc/self/status" and exists(path))
+    monkeypatch.setattr(processes, "ask_ps", lambda arguments: b"")
+    with pytest.raises(TimeoutError, match="ps did not list"):
+        await leftovers.processes_of(USER)
+    with pytest.raises(TimeoutError, match="ps did not list"):
+        await leftovers.end_processes(USER)
+    assert processes.of_user(USER) == []
 
 
 def sleeper(user: int) -> subprocess.Popen[bytes]:
