@@ -3,8 +3,8 @@
 A process can leave its process group and clear its environment, but it cannot change its user, and its files keep their owner.
 
 A container can leave millions of files. So commands delete them, a few at once; cancelling ends them. A command that needs more
-than ``QUICK_SECONDS`` is ended, and another continues in a second queue, with turns that become longer. So large deletions do not
-delay small ones, and one large deletion delays another for a turn at most.
+than ``QUICK_SECONDS`` is ended, and another continues in a second queue, with turns that become longer. So large deletions
+delay no small ones, and one large deletion delays another for a turn at most.
 """
 
 import asyncio

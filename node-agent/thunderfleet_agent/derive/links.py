@@ -63,9 +63,7 @@ def find_peer(
     that copies the UUIDs of others takes no cable from them. If that does not decide it, the answer is None: a wrong link is
     worse than a link that appears a moment later.
     """
-    mine = {
-        port.domain_uuid.lower() for port in _ports(own) if port.domain_uuid is not None
-    }
+    mine = {port.domain_uuid.lower() for port in _ports(own) if port.domain_uuid is not None}
     claims: list[tuple[bool, PeerPort]] = []
     for other in profiles:
         if other.metadata.name == node or len(other.metadata.name) > MAX_NODE_NAME_LENGTH:
