@@ -159,7 +159,8 @@ class Leavings:
         if not file:
             return []
         log.warning("files of user %d that a pod may have left are not deleted, such as %s: %s", user, file, why)
-        return [f"The pod may have left files of user {user} in folders that all users can write. They are not deleted: {why}"]
+        where = f"files of user {user} in folders that all users can write, such as /tmp"
+        return [f"The pod may have left {where}. Delete them if nobody needs them; the kubelet does not, because {why}"]
 
 
 def _why(record: Path) -> str:

@@ -53,7 +53,7 @@ class Mounter:
         self.due = 0.0
 
     def retry_now(self) -> None:
-        """Sets the volumes up in the next step if they could not be yet, or are as they were."""
+        """Sets the volumes up in the next step, unless this kubelet has already done so."""
         if self._reuse or not self.ready:
             self.due, self._failures, self._reuse = 0.0, 0, False
 

@@ -63,7 +63,14 @@ def seen(world: World, pod: str) -> dict[str, str]:
 
 
 async def until_seen(world: World, pod: str, files: dict[str, str]) -> None:
-    await world.until(lambda: seen(world, pod) == files)
+    def there() -> bool:
+        try:
+            return seen(world, pod) == files
+        except FileNotFoundError:
+            # The kubelet has replaced the files after they were listed.
+            return False
+
+    await world.until(there)
 
 
 async def until_waiting(world: World, pod: str) -> None:
