@@ -4,7 +4,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from thunderfleet_localcluster.client.cluster import Cluster, Machine
@@ -33,6 +33,21 @@ NEWER = "0.9.0"
 LOAD_SECONDS = 3.4
 COMMAND_SECONDS = 300.0
 READY_SECONDS = 180.0
+ASK = """
+import sys, time, urllib.request
+url, body, seconds = sys.argv[1:]
+request = urllib.request.Request(url, body.encode(), {"Content-Type": "application/json"})
+end = time.monotonic() + float(seconds)
+while True:
+    try:
+        urllib.request.urlopen(request, timeout=5).read()
+        break
+    except OSError:
+        if time.monotonic() > end:
+            raise
+        time.sleep(0.1)
+"""
+"""A client that asks until it gets an answer, in one process: these processors have enough to start."""
 
 
 def installing(line: "Line", repeats: int, say: Callable[[str], None]) -> list[Figure]:
@@ -107,24 +122,15 @@ def _once(cluster: Cluster) -> tuple[float, ...]:
 def _without_api_server(line: "Line", say: Callable[[str], None]) -> tuple[float, float]:
     """Seconds from apply to the first answer, and from power to the first answer while the API server is off."""
     cluster, name = line.cluster, "boots"
-    began = time.monotonic()
-    line.apply(name, TINY, "Pipeline")
     try:
-        _until(lambda: _answers(cluster, name, TINY), "served after apply")
-        fresh = time.monotonic() - began
+        fresh = _run(cluster, name, TINY)
         line.benchmarked(name)
-        group, endpoint = line.deployment(name)["status"]["groups"][0], _endpoint(cluster, name)
-        nodes = [rank["node"] for rank in group["ranks"]]
+        nodes = [rank["node"] for rank in line.deployment(name)["status"]["groups"][0]["ranks"]]
         machines = [cluster.machines[node] for node in nodes]
+        endpoint = _endpoint(cluster, name)
         cluster.component("kube-apiserver", "off")
         try:
-            for machine in machines:
-                machine.off()
-            began = time.monotonic()
-            for machine in machines:
-                machine.on()
-            _until(lambda: _responds(machines[0], cluster, endpoint, TINY), "served after the boot without an API server")
-            booted = time.monotonic() - began
+            booted = _boot(cluster, machines, endpoint, TINY)
         finally:
             cluster.component("kube-apiserver", "on")
             _until(lambda: cluster.kubectl("get", "--raw=/readyz").returncode == 0, "ready again: the API server")
@@ -136,18 +142,43 @@ def _without_api_server(line: "Line", say: Callable[[str], None]) -> tuple[float
 
 def _served(cluster: Cluster) -> tuple[float, float]:
     """Seconds from apply to the first answer, and from power to the first answer after both Macs were off."""
-    began = time.monotonic()
-    cluster.kubectl("apply", "-f", "-", text=manifest("installed", MODEL, "Pipeline"))
-    _until(lambda: _answers(cluster), "served after apply")
-    fresh = time.monotonic() - began
-    for machine in cluster.machines.values():
-        machine.off()
-    began = time.monotonic()
-    for machine in cluster.machines.values():
-        machine.on()
+    fresh = _run(cluster, "installed", MODEL)
+    before = _placed(cluster)
+    booted = _boot(cluster, cluster.machines.values(), _endpoint(cluster, "installed"), MODEL)
     # What status said before the loss of power stays until the operator runs again.
     _until(lambda: _answers(cluster), "served after the boot")
-    return fresh, time.monotonic() - began
+    if _placed(cluster) != before:
+        raise BenchFailed(f"the group was placed again after the boot: {before}, then {_placed(cluster)}")
+    return fresh, booted
+
+
+def _run(cluster: Cluster, name: str, model: str) -> float:
+    """Seconds from apply to the first answer."""
+    began = time.monotonic()
+    cluster.kubectl("apply", "-f", "-", text=manifest(name, model, "Pipeline"))
+    # A watch, because each further kubectl would take the time of a processor from what starts.
+    waited = f"--timeout={READY_SECONDS:.0f}s"
+    cluster.kubectl("wait", f"md/{name}", "--for=condition=Ready", waited, seconds=READY_SECONDS + COMMAND_SECONDS)
+    _ask(cluster.machines["studio-1"], cluster, _endpoint(cluster, name), model)
+    return time.monotonic() - began
+
+
+def _boot(cluster: Cluster, machines: Iterable[Machine], endpoint: str, model: str) -> float:
+    """Seconds from power, after all these Macs were off, to the first answer at ``endpoint``."""
+    first, *others = machines
+    for machine in (first, *others):
+        machine.off()
+    began = time.monotonic()
+    for machine in (first, *others):
+        machine.on()
+    _ask(first, cluster, endpoint, model)
+    return time.monotonic() - began
+
+
+def _placed(cluster: Cluster) -> str:
+    """Epoch and endpoint of the group."""
+    path = "{.status.groups[0].epoch} {.status.endpoint}"
+    return cluster.kubectl("get", "md", "installed", "-o", f"jsonpath={path}").stdout
 
 
 def _upgraded(cluster: Cluster, first: Machine, second: Machine) -> tuple[float, float]:
@@ -201,18 +232,22 @@ def _endpoint(cluster: Cluster, name: str) -> str:
     return cluster.kubectl("get", "md", name, "-o", "jsonpath={.status.endpoint}").stdout
 
 
-def _answers(cluster: Cluster, name: str = "installed", model: str = MODEL) -> bool:
+def _answers(cluster: Cluster) -> bool:
     """Whether rank 0 of the group that status names answers a request."""
-    return _ready(cluster, name) and _responds(cluster.machines["studio-1"], cluster, _endpoint(cluster, name), model)
+    name = "installed"
+    if not _ready(cluster, name):
+        return False
+    _ask(cluster.machines["studio-1"], cluster, _endpoint(cluster, name), MODEL, seconds=0.0)
+    return True
 
 
-def _responds(machine: Machine, cluster: Cluster, endpoint: str, model: str) -> bool:
-    """Whether the gateway at ``endpoint`` answers a request that is sent on ``machine``."""
+def _ask(machine: Machine, cluster: Cluster, endpoint: str, model: str, seconds: float = READY_SECONDS) -> None:
+    """Asks the gateway at ``endpoint`` from ``machine`` until it answers. Raises BenchFailed."""
     body = json.dumps({"model": model, "prompt": "one", "max_tokens": 1})
-    script = "import sys,urllib.request as u; u.urlopen(u.Request(*sys.argv[1:2], sys.argv[2].encode(), " \
-        "{'Content-Type': 'application/json'}), timeout=5).read()"  # fmt: skip
     python = str(cluster.image_folder / "bin" / "python3")
-    return machine.run([python, "-c", script, f"{endpoint}/completions", body]).returncode == 0
+    asked = machine.run([python, "-c", ASK, f"{endpoint}/completions", body, str(seconds)], "", seconds + COMMAND_SECONDS)
+    if asked.returncode:
+        raise BenchFailed(f"{endpoint} does not answer: {asked.stderr}")
 
 
 def _until(reached: Callable[[], bool], what: str) -> None:
@@ -221,7 +256,7 @@ def _until(reached: Callable[[], bool], what: str) -> None:
         try:
             if reached():
                 return
-        except LocalClusterError as error:
+        except (LocalClusterError, BenchFailed) as error:
             last = str(error)
         else:
             last = ""
