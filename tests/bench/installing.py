@@ -34,12 +34,15 @@ LOAD_SECONDS = 3.4
 COMMAND_SECONDS = 300.0
 READY_SECONDS = 180.0
 ASK = """
-import sys, time, urllib.request
+import socket, sys, time, urllib.parse, urllib.request
 url, body, seconds = sys.argv[1:]
+address = urllib.parse.urlsplit(url)
 request = urllib.request.Request(url, body.encode(), {"Content-Type": "application/json"})
 end = time.monotonic() + float(seconds)
 while True:
     try:
+        # A Mac that is not on yet does not answer, and the next attempt to connect to it comes after seconds.
+        socket.create_connection((address.hostname, address.port), timeout=0.3).close()
         urllib.request.urlopen(request, timeout=5).read()
         break
     except OSError:
