@@ -392,7 +392,7 @@ async def run(root: Path, identity: NodeIdentity, config: Config) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     commands = Commands(config.path, python_path=config.python_path)
-    gpu = GpuMemory(commands)
+    gpu = GpuMemory(commands, root=root)
     machine = await look(commands, root, config.operating_system, gpu)
     logs.always(node=config.node_name)
     log.info(

@@ -1,5 +1,6 @@
 """The memory for pods: what the GPU of a Mac may use, followed while the kubelet runs; elsewhere all of it."""
 
+import json
 import logging
 import os
 import time
@@ -12,13 +13,16 @@ from thunderfleet_lib.host.parsing import ParseError
 
 from thunderfleet_kubelet.node.commands import Commands
 from thunderfleet_kubelet.node.facts import meminfo
+from thunderfleet_kubelet.shim import files
 
 log = logging.getLogger(__name__)
 
 WIRED_LIMIT = "iogpu.wired_limit_mb"
 """The kernel variable of a Mac with the limit of GPU memory; 0: no limit was set."""
 RETRY_SECONDS = 300.0
-"""How long an estimate stays in use after MLX gave no answer."""
+"""How long an estimate stays in use after MLX gave no answer, and an answer from before the kubelet's start."""
+FILE_NAME = "gpu-memory.json"
+FILE_BYTES = 4096
 
 
 def host_memory() -> int:
@@ -31,11 +35,16 @@ def host_memory() -> int:
 
 
 class GpuMemory:
-    """Reads it from MLX, and again after the limit of macOS has changed (``sysctl iogpu.wired_limit_mb=...``)."""
+    """Reads it from MLX, and again after the limit of macOS has changed (``sysctl iogpu.wired_limit_mb=...``).
 
-    def __init__(self, commands: Commands, clock: Callable[[], float] = time.monotonic) -> None:
+    ``root``: the kubelet's folder, where it records the answer. A kubelet that starts uses the recorded one, and asks later: on a
+    Mac that starts, loading MLX takes seconds, and all pods would wait.
+    """
+
+    def __init__(self, commands: Commands, clock: Callable[[], float] = time.monotonic, root: Path | None = None) -> None:
         self._commands = commands
         self._clock = clock
+        self._file = root / FILE_NAME if root is not None else None
         self._total: int | None = None
         self._limit_mb: int | None = None
         self._bytes: int | None = None
@@ -48,11 +57,37 @@ class GpuMemory:
         limit = self._limit_mb if limit is None else limit
         if self._total is None:
             self._total = await self._memory()
-        found = gpu_memory_limit(self._total, limit, await self._metal())
+        if self._bytes is None and (recorded := self._recorded(self._total, limit)) is not None:
+            self._limit_mb, self._bytes, self._estimated = limit, recorded, self._clock()
+            return recorded
+        metal = await self._metal()
+        found = gpu_memory_limit(self._total, limit, metal)
+        if metal is not None:
+            self._record(self._total, limit, found)
         if self._bytes not in (None, found):
             log.info("the GPU may use %d MiB of memory; it was %d MiB", found // 1024**2, (self._bytes or 0) // 1024**2)
         self._limit_mb, self._bytes = limit, found
         return found
+
+    def _recorded(self, total: int, limit: int | None) -> int | None:
+        """What MLX answered on a Mac with this memory and this limit, as it was recorded."""
+        if self._file is None:
+            return None
+        try:
+            with self._file.open(encoding="utf-8") as stream:
+                found = json.loads(stream.read(FILE_BYTES))
+            known, same = found["gpu"], (found["memory"], found["limitMB"]) == (total, limit)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+        return known if same and isinstance(known, int) and 0 < known <= total else None
+
+    def _record(self, total: int, limit: int | None, found: int) -> None:
+        if self._file is None:
+            return
+        try:
+            files.write_file(str(self._file), json.dumps({"memory": total, "limitMB": limit, "gpu": found}))
+        except OSError as error:
+            log.warning("cannot record the GPU memory in %s, so the next kubelet has to wait for MLX: %s", self._file, error)
 
     async def _memory(self) -> int:
         total = await self._commands.number("sysctl", "-n", "hw.memsize")

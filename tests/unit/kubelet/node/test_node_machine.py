@@ -134,6 +134,40 @@ async def test_memory_is_estimated_while_mlx_fails_and_mlx_is_asked_again(
     assert await gpu.read(0) == 430 * GIB
 
 
+async def test_a_kubelet_that_starts_uses_the_recorded_answer_and_asks_later(mac: Path, metal: Path, tmp_path: Path) -> None:
+    now = 0.0
+
+    def starting() -> GpuMemory:
+        return GpuMemory(Commands([mac], python_path=[metal]), lambda: now, tmp_path)
+
+    (metal / "bytes").write_text(str(430 * GIB))
+    assert await starting().read(0) == 430 * GIB
+    (metal / "bytes").write_text(str(440 * GIB))
+    gpu = starting()
+    assert await gpu.read(0) == 430 * GIB
+    assert asked(metal) == 1, "pods would wait for MLX"
+    now = RETRY_SECONDS
+    assert await gpu.read(0) == 440 * GIB
+    assert await starting().read(0) == 440 * GIB
+    assert asked(metal) == 2
+
+    # The limit was changed while no kubelet ran.
+    (metal / "bytes").write_text(str(480 * GIB))
+    assert await starting().read(491520) == 480 * GIB
+
+
+@pytest.mark.parametrize(
+    "recorded",
+    ["", "[" * 4096, "[]", '{"memory": 1, "limitMB": 0, "gpu": 1}', '{"memory": %d, "limitMB": 0, "gpu": %d}', "\\xff"],
+    ids=["empty", "deep", "a list", "of another Mac", "more than the Mac has", "no JSON"],
+)
+async def test_a_record_that_cannot_be_right_is_ignored(recorded: str, mac: Path, metal: Path, tmp_path: Path) -> None:
+    text = recorded % (512 * GIB, 513 * GIB) if "%" in recorded else recorded
+    (tmp_path / "gpu-memory.json").write_text(text)
+    (metal / "bytes").write_text(str(430 * GIB))
+    assert await GpuMemory(Commands([mac], python_path=[metal]), root=tmp_path).read(0) == 430 * GIB
+
+
 async def test_mlx_never_gives_more_memory_than_the_mac_has(mac: Path, metal: Path) -> None:
     (metal / "bytes").write_text(str(600 * GIB))
     assert await GpuMemory(Commands([mac], python_path=[metal])).read(0) == 512 * GIB
