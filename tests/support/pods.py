@@ -117,9 +117,10 @@ class Api:
             if "/pods/" in path
         }
 
-    def add_pod(self, name: str, spec: Json, uid: str | None = None) -> Json:
+    def add_pod(self, name: str, spec: Json, uid: str | None = None, **annotations: str) -> Json:
+        metadata = {"name": name, "namespace": "default", "uid": uid or str(uuid.uuid4()), "generation": 1}
         pod = {
-            "metadata": {"name": name, "namespace": "default", "uid": uid or str(uuid.uuid4()), "generation": 1},
+            "metadata": {**metadata, "annotations": annotations},
             "spec": {"hostNetwork": True, "restartPolicy": "Never", "terminationGracePeriodSeconds": 5, **spec},
             "status": {"phase": "Pending"},
         }
