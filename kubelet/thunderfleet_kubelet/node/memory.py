@@ -37,8 +37,8 @@ def host_memory() -> int:
 class GpuMemory:
     """Reads it from MLX, and again after the limit of macOS has changed (``sysctl iogpu.wired_limit_mb=...``).
 
-    ``root``: the kubelet's folder, where it records the answer. A kubelet that starts uses the recorded one, and asks later: on a
-    Mac that starts, loading MLX takes seconds, and all pods would wait.
+    ``root``: the kubelet's folder, where it records the answer. A kubelet that starts uses the recorded one, and asks later: on
+    a Mac that starts, loading MLX takes seconds, and all pods would wait.
     """
 
     def __init__(self, commands: Commands, clock: Callable[[], float] = time.monotonic, root: Path | None = None) -> None:

@@ -82,9 +82,11 @@ class PodContext:
         """The pod's IP, which is the node's."""
         return self.services.settings().addresses[0]
 
-    def event(self, kind: Literal["Normal", "Warning"], reason: str, message: str, container: str | None = None) -> None:
+    def event(
+        self, kind: Literal["Normal", "Warning"], reason: str, message: str, container: str | None = None, series: str = ""
+    ) -> None:
         """Records an Event about the pod or one of its containers."""
-        self.services.recorder.pod(self.pod, kind, reason, message, container)
+        self.services.recorder.pod(self.pod, kind, reason, message, container, series)
 
     def container(self, name: str) -> Json:
         """The spec of a container. Raises StopIteration for an unknown one."""

@@ -56,9 +56,18 @@ class Recorder:
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def pod(
-        self, pod: Json, kind: Literal["Normal", "Warning"], reason: str, message: str, container: str | None = None
+        self,
+        pod: Json,
+        kind: Literal["Normal", "Warning"],
+        reason: str,
+        message: str,
+        container: str | None = None,
+        series: str = "",
     ) -> None:
-        """Records an Event about ``pod`` or one of its containers."""
+        """Records an Event about ``pod`` or one of its containers.
+
+        ``series``: what makes it the same as an earlier one, if its messages differ each time; the Event has the last one.
+        """
         metadata = pod["metadata"]
         reference: Json = {
             "apiVersion": "v1",
@@ -71,7 +80,7 @@ class Recorder:
             inits = {item["name"] for item in pod["spec"].get("initContainers") or []}
             reference["fieldPath"] = f"spec.{'initContainers' if container in inits else 'containers'}{{{container}}}"
         message = message[:1024]
-        key = (metadata["uid"], container or "", kind, reason, message)
+        key = (metadata["uid"], container or "", kind, reason, series or message)
         known = self._known.setdefault(key, _Known(first=time.time()))
         known.count += 1
         level = logging.INFO if known.count == 1 else logging.DEBUG
@@ -99,7 +108,8 @@ class Recorder:
         now = format_time(time.time())
         if known.name:
             try:
-                await self.kube().patch(f"{path}/{known.name}", {"count": known.count, "lastTimestamp": now})
+                changes = {"count": known.count, "lastTimestamp": now, "message": body["message"]}
+                await self.kube().patch(f"{path}/{known.name}", changes)
                 return
             except ApiError as error:
                 if error.status != 404:

@@ -26,7 +26,7 @@ def become(uid: int | None, gid: int | None, groups: list[int]) -> None:
 
 
 def prefer(nice: int) -> None:
-    """Sets the nice value of this process, whatever the kubelet's is. Without root, a lower one cannot be set, and is not needed."""
+    """Sets the nice value of this process, whatever the kubelet's is. Only root can lower it; without root, it stays."""
     try:
         os.setpriority(os.PRIO_PROCESS, 0, nice)
     except PermissionError:

@@ -57,6 +57,25 @@ async def test_a_repeated_event_counts_up_the_one_whose_answer_was_lost(api: Api
         await until_async(lambda: seen(api) == [("BackOff", 2)], seconds=60, describe=lambda: str(api.events))
 
 
+async def test_events_of_a_series_are_one_with_the_last_message(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    pod = api.add_pod("web", {"containers": [sh("true")]})
+    async with recorder(api) as made:
+        made.pod(pod, "Normal", "Unhealthy", "Readiness probe failed: loading", "main", "readiness probe")
+        await until_async(lambda: seen(api) == [("Unhealthy", 1)], seconds=60)
+        made.pod(pod, "Normal", "Unhealthy", "Readiness probe failed: comparing", "main", "readiness probe")
+        await until_async(lambda: seen(api) == [("Unhealthy", 2)], seconds=60)
+        assert api.events[0]["message"] == "Readiness probe failed: comparing"
+        # Another probe, and a fault.
+        made.pod(pod, "Normal", "Unhealthy", "Startup probe failed: loading", "main", "startup probe")
+        made.pod(pod, "Warning", "Unhealthy", "Readiness probe failed: loading", "main", "readiness probe")
+        await until_async(lambda: seen(api) == [("Unhealthy", 2), ("Unhealthy", 1), ("Unhealthy", 1)], seconds=60)
+        monkeypatch.setattr(events, "QUIET_SECONDS", 600.0)
+        made.pod(pod, "Warning", "Unhealthy", "Readiness probe failed: comparing", "main", "readiness probe")
+        made.pod(pod, "Normal", "Killing", "Stopping container main", "main")
+        await until_async(lambda: seen(api)[-1] == ("Killing", 1), seconds=60)
+        assert [event["message"] for event in api.events][2] == "Readiness probe failed: loading"
+
+
 async def test_an_event_that_expired_is_written_again(api: Api) -> None:
     pod = api.add_pod("web", {"containers": [sh("true")]})
     async with recorder(api) as made:
