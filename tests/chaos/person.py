@@ -87,9 +87,12 @@ class LivePage:
         self._feed = Feed()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True)
+        self._configured = threading.Event()
 
     def __enter__(self) -> "LivePage":
         self._thread.start()
+        # The client keeps keys of kubeconfigs in files that other threads find before they have been written.
+        self._configured.wait(60)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -109,7 +112,11 @@ class LivePage:
 
     def _run(self) -> None:
         async def watch() -> None:
-            async with await self._connection.kube() as kube:
+            try:
+                made = await self._connection.kube()
+            finally:
+                self._configured.set()
+            async with made as kube:
                 await Watch(kube, self._feed, leased=True).run()
 
         # It ends what the watches have open, too, before it closes the loop.
