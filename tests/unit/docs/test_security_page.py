@@ -63,6 +63,11 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "unit/kubelet/images/test_images_unpack.py::test_what_is_unpacked_belongs_to_the_kubelet_and_is_readable",
     ),
     "`imagePulls.registries` lists the registries": (f"{PULLED}::test_only_allowed_registries_are_asked",),
+    "Registries can lead the kubelet only to public addresses": (
+        f"{PULLED}::test_a_registry_cannot_lead_to_a_private_address",
+        f"{PULLED}::test_no_connection_goes_to_a_name_with_a_private_address",
+        f"{PULLED}::test_hosts_in_the_configuration_may_have_private_addresses",
+    ),
     "A pull secret is sent to its registry only": (
         f"{PULLED}::test_credentials_are_sent_to_the_registry_and_to_nobody_else",
         "unit/kubelet/images/test_images_pods.py::test_pull_secrets_open_an_image_for_the_pods_that_have_them",
