@@ -47,7 +47,8 @@ class PodManager:
     ``root``: the kubelet's folder; pods are in ``root/pods``. ``kube`` returns the current client;
     renewed certificates change it. ``users``: the users of pods; None: all pods run as the kubelet's own user. ``disk``:
     whether the disk is full; None: never. ``disk_changed`` is called when that changes. ``node_event`` records a warning about
-    the Node. ``node``: the Node in the API server, as last watched; None while it is not known. ``queries`` answers questions about the pods. ``images``: pulls images; None: only configured ones are used.
+    the Node. ``node`` returns the Node in the API server, as last watched; None while it is not known. ``queries`` answers
+    questions about the pods. ``images``: pulls images; None: only configured ones are used.
     """
 
     def __init__(

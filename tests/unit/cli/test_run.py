@@ -85,8 +85,15 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
             found.headers.append(self.headers)
             status, body = found.answers.pop(0)
             self.send_response(status)
+            if 300 <= status < 400:
+                self.send_header("Location", "/elsewhere")
             self.end_headers()
             self.wfile.write(body)
+
+        def do_GET(self) -> None:
+            found.requests.append({"path": self.path, "key": self.headers["Authorization"]})
+            self.send_response(200)
+            self.end_headers()
 
         def log_message(self, *_: object) -> None:
             return
@@ -141,6 +148,11 @@ def test_an_answer_cannot_control_the_terminal(endpoint: Endpoint) -> None:
         ),
         (401, b"", LocalClusterError, "set THUNDERFLEET_API_KEY"),
         (200, b"data: nonsense\n\n", LocalClusterError, "the endpoint sent an invalid response"),
+        # What is elsewhere is another server's, which only this machine may reach, and it would get the key.
+        *(
+            (status, b"", LocalClusterError, rf"the endpoint answered with a redirect \({status}\)")
+            for status in (301, 302, 307)
+        ),
     ],
 )
 def test_a_turn_that_fails_is_forgotten(

@@ -186,8 +186,8 @@ def reject(
 ) -> Rejection | None:
     """Why the node fails the pod; None when it fits. ``others``: the pods that the node has accepted.
 
-    ``labels`` and ``taints``: of the Node. ``switches_users``: containers run as the users that their specs name. ``disk_pressure``: the node's disk is too full.
-    ``shutting_down``: the machine shuts down.
+    ``labels`` and ``taints``: of the Node. ``switches_users``: containers run as the users that their specs name.
+    ``disk_pressure``: the node's disk is too full. ``shutting_down``: the machine shuts down.
     """
     if shutting_down:
         return "NodeShutdown", "Pod was rejected as the node is shutting down."

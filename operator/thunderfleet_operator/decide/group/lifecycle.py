@@ -219,7 +219,9 @@ def _recover(
 def _as_known(failure: Failure, status: Group | None) -> Failure:
     """The failure with the time in the status if that has the same one: each round finds it again, and would write it again."""
     last = status.last_failure if status is not None and _waits(status) else None
-    if last is None or any(getattr(last, name) != getattr(failure, name) for name in ("class_", "reason", "rank", "node", "link")):
+    if last is None or any(
+        getattr(last, name) != getattr(failure, name) for name in ("class_", "reason", "rank", "node", "link")
+    ):
         return failure
     return failure.model_copy(update={"time": last.time})
 
