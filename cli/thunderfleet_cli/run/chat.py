@@ -9,6 +9,8 @@ from typing import Any
 
 from thunderfleet_localcluster.errors import LocalClusterError
 
+from thunderfleet_cli.terminal import printable
+
 ANSWER_SECONDS = 300.0
 """Maximum silence of a stream. Long, because of the first token of a long prompt."""
 LINE_BYTES = 1 << 20
@@ -69,11 +71,6 @@ class Conversation:
     def _keep(self, turn: list[Json], answer: list[str]) -> None:
         if answer:
             self.messages = [*turn, {"role": "assistant", "content": "".join(answer)}]
-
-
-def printable(text: str) -> str:
-    """``text`` without control characters that a terminal would interpret."""
-    return "".join(one for one in text if one in "\n\t" or one.isprintable())
 
 
 def _pieces(response: http.client.HTTPResponse) -> Iterator[str]:

@@ -15,8 +15,9 @@ import pytest
 from thunderfleet_cli.cli import main
 from thunderfleet_cli.connection import Connection, connect
 from thunderfleet_cli.run import command
-from thunderfleet_cli.run.chat import Conversation, NotServing, printable
+from thunderfleet_cli.run.chat import Conversation, NotServing
 from thunderfleet_cli.run.manifest import manifest, name_for
+from thunderfleet_cli.terminal import printable
 from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 from thunderfleet_crds.names import MAX_NAME_LENGTH
 from thunderfleet_lib.kube import ApiError, Kube
@@ -125,6 +126,20 @@ def test_a_conversation_has_all_turns(endpoint: Endpoint) -> None:
     ]
     assert endpoint.requests[0] == {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "stream": True}
     assert endpoint.headers[0]["Authorization"] is None
+
+
+def test_what_a_group_waits_for_cannot_control_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The texts are those of pods and Macs, and an error may quote them."""
+    command.say("  … waits for \x1b]0;title\x07pod\n")
+
+    def fail(_: object) -> None:
+        raise LocalClusterError("group 0: \x1b[2Jgone")
+
+    monkeypatch.setattr(command, "run", fail)
+    assert main(["run", "org/tiny"]) == 1
+    assert capsys.readouterr().err == "  … waits for ]0;titlepod\n\nthunderfleet: group 0: [2Jgone\n"
 
 
 def test_an_answer_cannot_control_the_terminal(endpoint: Endpoint) -> None:
