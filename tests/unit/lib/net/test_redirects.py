@@ -1,7 +1,9 @@
 """Clients that follow no redirects, and that all clients of the programs are such."""
 
 import ast
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -28,7 +30,8 @@ async def test_a_redirect_is_an_error_and_its_target_is_not_asked(status: int) -
     try:
         async with aiohttp.ClientSession(trace_configs=[redirects.refused()]) as session:
             assert (await session.get(f"{url}/other")).status == 200
-            for ask in (session.get, session.post, session.ws_connect):
+            asks: tuple[Callable[[str], Awaitable[Any]], ...] = (session.get, session.post, session.ws_connect)
+            for ask in asks:
                 with pytest.raises(redirects.Redirected, match=f"127.0.0.1 answered with a redirect .HTTP {status}."):
                     await ask(f"{url}/")
     finally:
