@@ -14,4 +14,5 @@ view/       ``thunderfleet status``, ``why`` and others: the state of a fleet, a
 completion  completes command lines of the plugin of kubectl
 connection  the cluster of a command, and how its endpoints are reached
 parsers     argument parsers of commands and their subcommands
+terminal    texts of others without control characters
 """

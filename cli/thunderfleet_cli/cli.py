@@ -20,6 +20,7 @@ from thunderfleet_cli.model import arguments as model
 from thunderfleet_cli.parsers import Parsers
 from thunderfleet_cli.run import arguments as run
 from thunderfleet_cli.support import arguments as support
+from thunderfleet_cli.terminal import printable
 from thunderfleet_cli.view import arguments as view
 
 INTERRUPTED = 130
@@ -103,11 +104,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = parsed.call(parsed)
         return code
     except LocalClusterError as error:
-        print(f"thunderfleet: {error}", file=sys.stderr)
+        print(printable(f"thunderfleet: {error}"), file=sys.stderr)
         return 2 if error.usage else 1
     except KeyboardInterrupt:
         print("thunderfleet: interrupted", file=sys.stderr)
         return INTERRUPTED
     except subprocess.SubprocessError as error:
-        print(f"thunderfleet: {error}", file=sys.stderr)
+        print(printable(f"thunderfleet: {error}"), file=sys.stderr)
         return 1

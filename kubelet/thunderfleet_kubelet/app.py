@@ -160,6 +160,7 @@ class Kubelet:
             disk=DiskWatch(root, settings.images.values(), config.thresholds, config.eviction_pressure_transition_seconds),
             disk_changed=lambda: self.node.nudge(),
             node_event=self._node_event,
+            node=lambda: self.node.current(),
             images=self.images,
         )
         self.components = ComponentWatch(lambda: self.node.nudge()) if config.control_plane_components else None

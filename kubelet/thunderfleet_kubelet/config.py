@@ -44,7 +44,8 @@ class ImagePulls:
     registries: list[str] = field(default_factory=lambda: ["*"])
     """The registries from which images are pulled. An entry is a host (with its port if the images' names have one), ``*.`` and
     the end of a host, one of these followed by ``/`` and the first parts of repositories, or ``*`` for all registries. An empty
-    list disables pulls."""
+    list disables pulls. A registry can lead the kubelet to another host with a private address (by a redirect, or for a token)
+    only if an entry names that host."""
     plain_http: list[str] = field(default_factory=list)
     """Registries (host and port as in the images' names) that the kubelet contacts without TLS. It always contacts those on
     this machine (localhost, 127.0.0.0/8) without TLS. Content is verified by its digest, but others on the network can see user

@@ -151,6 +151,8 @@ class World:
         self.managers: list[PodManager] = []
         self.disk: DiskWatch | None = None
         self.node_events: list[tuple[str, str]] = []
+        self.node: Json | None = {"metadata": {"name": "node-1"}}
+        """The Node as watched; ``api`` may have a newer one."""
         self.make_images: Callable[[], Images | None] = lambda: None
         """Makes the images of the next manager."""
 
@@ -164,6 +166,7 @@ class World:
             users=USERS,
             disk=self.disk,
             node_event=lambda reason, message: self.node_events.append((reason, message)),
+            node=lambda: self.node,
             images=self.make_images(),
         )
         await manager.start()

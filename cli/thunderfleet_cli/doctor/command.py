@@ -19,6 +19,7 @@ from thunderfleet_cli.doctor.checks.apiservers import api_servers
 from thunderfleet_cli.doctor.checks.check import Check, State
 from thunderfleet_cli.doctor.checks.system import VERSION
 from thunderfleet_cli.doctor.objects import cluster_checks
+from thunderfleet_cli.terminal import printable
 
 
 def doctor(arguments: argparse.Namespace) -> int:
@@ -33,7 +34,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     if arguments.output == "json":
         print(json.dumps(page.as_values(checks, repairs), indent=2))
     else:
-        print(page.as_text(checks, repairs, arguments.fix), end="")
+        print(printable(page.as_text(checks, repairs, arguments.fix)), end="")
     return 1 if any(check.state is State.FAILURE for check in checks) else 0
 
 

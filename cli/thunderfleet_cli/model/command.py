@@ -16,6 +16,7 @@ from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_cli.connection import Connection, connect
 from thunderfleet_cli.model import view
 from thunderfleet_cli.model.patience import Patience
+from thunderfleet_cli.terminal import printable
 
 MANAGER = "thunderfleet-model"
 POLL_SECONDS = 1.0
@@ -175,4 +176,4 @@ def _check_owner(cache: Json) -> None:
 
 def say(text: str) -> None:
     """Progress on standard error; tables go to standard output."""
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text), file=sys.stderr, flush=True)

@@ -12,6 +12,8 @@ from thunderfleet_crds.names import API_VERSION, MAX_NAME_LENGTH, MODELCACHE_KIN
 from thunderfleet_crds.weights.quantization import Quantize, kept_name
 from thunderfleet_lib.timestamps import age_seconds
 
+from thunderfleet_cli.terminal import printable
+
 Json = dict[str, Any]
 HEADER = ("NAMESPACE", "NAME", "REPOSITORY", "SIZE", "COPIES", "STATUS", "USED BY", "MACS")
 
@@ -173,7 +175,8 @@ def age(used: str, now: datetime) -> str:
 
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Rows as columns."""
-    every = [HEADER, *rows]
+    # Also of other namespaces, and of what the agents of Macs report.
+    every = [HEADER, *([printable(value) for value in row] for row in rows)]
     widths = [max(len(row[column]) for row in every) for column in range(len(HEADER))]
     lines = ("   ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)).rstrip() for row in every)
     return "\n".join(lines)

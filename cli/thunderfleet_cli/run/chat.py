@@ -9,6 +9,8 @@ from typing import Any
 
 from thunderfleet_localcluster.errors import LocalClusterError
 
+from thunderfleet_cli.terminal import printable
+
 ANSWER_SECONDS = 300.0
 """Maximum silence of a stream. Long, because of the first token of a long prompt."""
 LINE_BYTES = 1 << 20
@@ -21,6 +23,13 @@ class NotServing(LocalClusterError):
     """The group does not serve at the moment; another attempt may succeed."""
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirect is an error: it could lead to a server that only this machine can reach, and the key would go there too."""
+
+    def redirect_request(self, *_: object) -> None:
+        """No request follows."""
+
+
 class Conversation:
     """Messages so far with one model. ``proxy``: see ``Connection``. ``key``: the API key, if the model has one."""
 
@@ -28,7 +37,7 @@ class Conversation:
         self._model = model
         self._key = key
         handler = urllib.request.ProxyHandler({"http": proxy} if proxy else None)
-        self._opener = urllib.request.build_opener(handler)
+        self._opener = urllib.request.build_opener(handler, _NoRedirects)
         self.messages: list[Json] = []
 
     def ask(self, endpoint: str, prompt: str, show: Callable[[str], None]) -> None:
@@ -64,11 +73,6 @@ class Conversation:
             self.messages = [*turn, {"role": "assistant", "content": "".join(answer)}]
 
 
-def printable(text: str) -> str:
-    """``text`` without control characters that a terminal would interpret."""
-    return "".join(one for one in text if one in "\n\t" or one.isprintable())
-
-
 def _pieces(response: http.client.HTTPResponse) -> Iterator[str]:
     while line := response.readline(LINE_BYTES):
         if not line.startswith(b"data: "):
@@ -101,6 +105,8 @@ def _refusal(status: int, body: bytes) -> LocalClusterError:
         text = body.decode("utf-8", "replace").strip()[:500]
     if status == 401:
         return LocalClusterError("the model requires an API key: set THUNDERFLEET_API_KEY to one that it accepts", usage=True)
+    if 300 <= status < 400:
+        return LocalClusterError(f"the endpoint answered with a redirect ({status}), which is not followed")
     if status in (502, 503, 504):
         return NotServing(f"the group does not serve now: {text or status}")
     return LocalClusterError(f"the request was refused ({status}): {text}")

@@ -18,6 +18,7 @@ from thunderfleet_view.follow import is_asleep, is_ready, obstacle, waiting_for
 from thunderfleet_cli.connection import Connection, connect
 from thunderfleet_cli.run.chat import Conversation, NotServing
 from thunderfleet_cli.run.manifest import manifest, model_of, name_for
+from thunderfleet_cli.terminal import printable
 
 MANAGER = "thunderfleet-run"
 POLL_SECONDS = 1.0
@@ -162,7 +163,7 @@ def run(arguments: argparse.Namespace) -> int:
         service.apply()
         endpoint = service.until_ready()
     except NotPlaceable as error:
-        print(f"thunderfleet: {error}", file=sys.stderr)
+        say(f"thunderfleet: {error}")
         return NOT_PLACEABLE
     say(f"{service.model} is served at {endpoint}")
     # No cleanup is needed, and in a chat Ctrl-C has another meaning than SIGTERM or a closed terminal.
@@ -181,7 +182,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def say(text: str) -> None:
     """Progress on standard error; answers go to standard output."""
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text), file=sys.stderr, flush=True)
 
 
 def _prompt(given: str | None) -> str | None:

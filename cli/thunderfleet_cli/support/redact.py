@@ -39,11 +39,16 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     # Users and passwords in URLs, and what signs them.
     (re.compile(r"(://)[^\s/@\"']+@"), rf"\1{REDACTED}@"),
     (re.compile(r"([?&](?:x-amz-|x-goog-)?(?:signature|sig|key)=)[^\s&#\"',}\\]+", re.IGNORECASE), rf"\1{REDACTED}"),
+)
+_NAMED: tuple[tuple[re.Pattern[str], str], ...] = (
     # name="a value", name=value, "name": "value", --name value.
     (re.compile(rf"({_NAME}[\"']?\s*+[=:]\s*+)([\"'])[^\"'\n]*+\2", re.IGNORECASE), rf"\1\2{REDACTED}\2"),
     (re.compile(rf"({_NAME}\\?[\"']?\s*+[=:]\s*+\\?[\"']?){_VALUE}", re.IGNORECASE), rf"\1{REDACTED}"),
     (re.compile(rf"({_OPTION}[\"']?,?\s++[\"']?){_VALUE}", re.IGNORECASE), rf"\1{REDACTED}"),
 )
+"""What is removed because of the name before it."""
+_STEMS = ("token", "secret", "passw", "passphrase", "credent", "key")
+"""Each ``_SECRET_WORD`` contains one of these, after ``casefold``."""
 _DROPPED = ("managedFields", "kubectl.kubernetes.io/last-applied-configuration")
 """Fields of metadata, and annotations, that only repeat others."""
 _REFERENCES = ("secretName", "key")
@@ -54,6 +59,11 @@ def redact_text(text: str) -> str:
     """``text`` without tokens, keys and passwords."""
     for pattern, replacement in _PATTERNS:
         text = pattern.sub(replacement, text)
+    # The patterns of names take most of the time, and most texts have no such name.
+    folded = text.casefold()
+    if any(stem in folded for stem in _STEMS):
+        for pattern, replacement in _NAMED:
+            text = pattern.sub(replacement, text)
     return text
 
 

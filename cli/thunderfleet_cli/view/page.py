@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len
 from rich.console import COLOR_SYSTEMS, Console
-from rich.control import strip_control_codes
 from rich.style import Style
+
+from thunderfleet_cli.terminal import printable
 
 GOOD, BAD, DOUBTFUL, QUIET = "green", "red", "yellow", "dim"
 
@@ -50,7 +51,7 @@ class Page:
             self._console.on_broken_pipe()
 
     def _rendered(self, text: str, style: str) -> str:
-        text = strip_control_codes(text)
+        text = printable(text)
         if self._colors is None or not style:
             return text
         shown = Style.parse(style)

@@ -6,6 +6,7 @@ import ssl
 from pathlib import Path
 
 import aiohttp
+from thunderfleet_lib.net import redirects
 
 from thunderfleet_controlplane.balancer.proxy import Pool
 from thunderfleet_controlplane.balancer.servers import ApiServer, is_address
@@ -54,7 +55,8 @@ class Health:
             # A name may get another address at any time.
             connector = aiohttp.TCPConnector(limit=1, use_dns_cache=False)
             context = _context(self._identity)
-            async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+            traces = [redirects.refused()]
+            async with aiohttp.ClientSession(connector=connector, timeout=timeout, trace_configs=traces) as session:
                 # Checks until the kubelet has another certificate.
                 while used == _stamp(self._identity):
                     works = await (accepts(server) if context is None else _is_ready(session, server, context))

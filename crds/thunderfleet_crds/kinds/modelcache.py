@@ -22,6 +22,7 @@ from thunderfleet_crds.meta.fields import (
     Message,
     Name,
     ReasonText,
+    SecretName,
     Sha256,
     Time,
     Token,
@@ -95,7 +96,7 @@ class ModelCacheSpec(ApiModel):
         default="main",
         description="Branch, tag or full hash of a commit. It is resolved to a commit once, and again when the spec changes.",
     )
-    token_secret: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
+    token_secret: SecretName | None = Field(
         default=None,
         description="Name of a Secret in the same namespace, with a token of the hub under the key token, for gated and "
         "private repositories. Only the pods that read from the hub mount it.",

@@ -38,6 +38,7 @@ from thunderfleet_crds.meta.fields import (
     Port,
     Quantity,
     ReasonText,
+    SecretName,
     Sha256,
     Time,
     Token,
@@ -164,7 +165,7 @@ class ModelSource(ApiModel):
         "their commit is not known. For a download from the hub: branch, tag or full hash of a commit. It is "
         "resolved to a commit once, and again when the spec changes.",
     )
-    token_secret: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
+    token_secret: SecretName | None = Field(
         default=None,
         description="Name of a Secret in the same namespace, with a token of the hub under the key token, for gated and "
         "private repositories. Only the pods that read from the hub mount it.",
@@ -273,7 +274,7 @@ class Server(ApiModel):
     port: Port | None = Field(
         default=None, description="Port of the endpoint on the Node of rank 0. If unset, the operator picks a free one."
     )
-    api_key_secret: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
+    api_key_secret: SecretName | None = Field(
         default=None,
         description="Name of a Secret in the namespace; each value in it is an accepted API key. Routers follow a change "
         "within seconds. Groups read the values when their pods start: after a change, delete the pods. If unset, no key is "
@@ -470,7 +471,7 @@ class ModelDeploymentSpec(ApiModel):
         default=False,
         description="If true, all groups are stopped when their requests have ended, and requests do not start them.",
     )
-    priority_class_name: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
+    priority_class_name: SecretName | None = Field(
         default=None,
         description="Name of the PriorityClass of the pods. A change applies to pods that are created later, and restarts no "
         "group. Models with autoscaling.minReplicas 0 that name the same class can be stopped to make room for "

@@ -47,6 +47,25 @@ FolderUri = Annotated[
     ),
 ]
 """``https://host[:port]/folder/``, with a file SHA256SUMS."""
+SECRET_NAME_PATTERN: Final = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?([.][a-z0-9]([a-z0-9-]*[a-z0-9])?)*$"
+"""A DNS-1123 subdomain, as Kubernetes requires of names of Secrets."""
+SecretName = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=253,
+        json_schema_extra={
+            "x-rule": f"self.matches('{SECRET_NAME_PATTERN}')",
+            "x-message": "the name of a Secret has lower-case letters, digits, '-' and '.', begins and ends with a letter or "
+            "digit, and has no '-' or '.' beside a '.'",
+        },
+    ),
+]
+"""The name of a Secret in the namespace of the object. The API server checks the rule for new values only.
+
+Objects of earlier versions with other names are read, because their groups may serve: no Secret can have such a name, so check
+with ``is_secret_name`` before it becomes a part of a path.
+"""
 Sha256 = Annotated[
     str,
     AfterValidator(uris.check_sha256),
@@ -68,6 +87,11 @@ Percent = Annotated[int, Field(ge=0, le=100)]
 QUANTITY_PATTERN: Final = r"^[0-9]{1,12}(\.[0-9]{1,3})?$"
 Quantity = Annotated[str, Field(max_length=16, pattern=QUANTITY_PATTERN)]
 """A human-readable decimal ("37.4"); Kubernetes APIs have no floats."""
+
+
+def is_secret_name(text: str) -> bool:
+    """Whether a Secret can have the name. Others, such as ``../other/keys``, could lead to another path of the API."""
+    return len(text) <= 253 and re.fullmatch(SECRET_NAME_PATTERN, text) is not None
 
 
 def quantity(value: float | Decimal, digits: int = 1) -> str:

@@ -8,12 +8,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import aiohttp
-
 from thunderfleet_kubelet.disk import file_system
 from thunderfleet_kubelet.images import unpacking
 from thunderfleet_kubelet.images.errors import PullError, Refused
 from thunderfleet_kubelet.images.registry import manifest
+from thunderfleet_kubelet.images.registry.clients import Clients
 from thunderfleet_kubelet.images.registry.download import SPARE_BYTES
 from thunderfleet_kubelet.images.registry.manifest import Json, Manifest
 from thunderfleet_kubelet.images.registry.reference import Reference, is_allowed
@@ -60,14 +59,14 @@ class Pull:
 
     def __init__(
         self,
-        client: aiohttp.ClientSession,
+        clients: Clients,
         store: Store,
         settings: PullSettings,
         reference: Reference,
         make_room: Callable[[int], Awaitable[int]],
         report: Callable[[str], None] = lambda words: None,
     ) -> None:
-        self._client, self._store, self._settings, self._reference = client, store, settings, reference
+        self._clients, self._store, self._settings, self._reference = clients, store, settings, reference
         self._make_room, self._report = make_room, report
 
     async def run(self, credentials: Sequence[Credential]) -> Pulled:
@@ -84,7 +83,7 @@ class Pull:
         return await self._with(credentials[-1] if credentials else None)
 
     async def _with(self, credential: Credential | None) -> Pulled:
-        requests = Requests(self._client, self._reference, self._settings.plain_http, credential)
+        requests = Requests(self._clients, self._reference, self._settings, credential)
         registry = Registry(requests, self._reference)
         mark = credential.mark if credential is not None else PUBLIC
         content, media, top = await registry.manifest(self._reference.target)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 from weakref import WeakValueDictionary
 
-import aiohttp
 from thunderfleet_lib.backoff import Backoff
 
 from thunderfleet_kubelet.containers.errors import ImageError
@@ -18,7 +17,7 @@ from thunderfleet_kubelet.containers.inputs.images import Image
 from thunderfleet_kubelet.images.collector import Collector, NodeEvent
 from thunderfleet_kubelet.images.errors import PullError
 from thunderfleet_kubelet.images.pull import Pull, Pulled
-from thunderfleet_kubelet.images.registry import requests
+from thunderfleet_kubelet.images.registry.clients import Clients
 from thunderfleet_kubelet.images.registry.reference import Reference, parse
 from thunderfleet_kubelet.images.registry.secrets import Credential, credentials
 from thunderfleet_kubelet.images.settings import PullSettings
@@ -102,7 +101,7 @@ class Images:
         self.store = Store(root, now)
         self.in_use: Callable[[], tuple[Set[str], Set[str]] | None] = lambda: None
         self._settings, self._agent, self._changed, self._clock = settings, agent, changed, clock
-        self._client: aiohttp.ClientSession | None = None
+        self._clients: Clients | None = None
         self._work: dict[tuple[str, str], _Work] = {}
         self._failures: dict[tuple[str, str], _Failures] = {}
         """By the pod's uid and the image's name."""
@@ -125,9 +124,9 @@ class Images:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._client is not None:
-            await self._client.close()
-            self._client = None
+        if self._clients is not None:
+            await self._clients.close()
+            self._clients = None
 
     def forget(self, uid: str) -> None:
         """Ends the pulls of a pod that is gone."""
@@ -253,15 +252,15 @@ class Images:
                 self._pulling.pop(place, None)
 
     async def _fetch(self, name: str, reference: Reference, known: list[Credential], asker: Asker, waiting: float) -> Pulled:
-        if self._client is None:
-            self._client = requests.session(self._settings.ca_file, self._agent)
+        if self._clients is None:
+            self._clients = Clients(self._settings.ca_file, self._agent)
         asker.event("Normal", "Pulling", f"Pulling image {name!r}")
         began = self._clock()
 
         def report(words: str) -> None:
             asker.event("Normal", "Pulling", f"Pulling image {name!r}: {words}")
 
-        pull = Pull(self._client, self.store, self._settings, reference, self.collector.free, report)
+        pull = Pull(self._clients, self.store, self._settings, reference, self.collector.free, report)
         try:
             async with asyncio.timeout(PULL_SECONDS):
                 pulled = await pull.run(known)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 import aiohttp
+from thunderfleet_lib.net import redirects
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,8 @@ class ComponentWatch:
         """Checks until cancelled."""
         timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
         # Each request uses a new connection, because a hanging connection must not be reused.
-        async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True)) as client:
+        connector, traces = aiohttp.TCPConnector(force_close=True), [redirects.refused()]
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector, trace_configs=traces) as client:
             while True:
                 await self.ask(client)
                 await asyncio.sleep(ASK_SECONDS)

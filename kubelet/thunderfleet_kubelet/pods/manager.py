@@ -47,7 +47,8 @@ class PodManager:
     ``root``: the kubelet's folder; pods are in ``root/pods``. ``kube`` returns the current client;
     renewed certificates change it. ``users``: the users of pods; None: all pods run as the kubelet's own user. ``disk``:
     whether the disk is full; None: never. ``disk_changed`` is called when that changes. ``node_event`` records a warning about
-    the Node. ``queries`` answers questions about the pods. ``images``: pulls images; None: only configured ones are used.
+    the Node. ``node`` returns the Node in the API server, as last watched; None while it is not known. ``queries`` answers
+    questions about the pods. ``images``: pulls images; None: only configured ones are used.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class PodManager:
         disk: DiskWatch | None = None,
         disk_changed: Callable[[], None] = lambda: None,
         node_event: NodeEvent = lambda reason, message: None,
+        node: Callable[[], Json | None] = lambda: None,
         now: Callable[[], float] = time.time,
         images: Images | None = None,
     ) -> None:
@@ -74,8 +76,9 @@ class PodManager:
         """The folders whose pod.json could not be read, by uid, until the first ``sync``."""
         self._reading = asyncio.Lock()
         self._reads_begun = 0
-        self._read_labels: tuple[int, Mapping[str, str]] = (0, {})
-        """Number and result of the last read of the Node's labels."""
+        self._watched_node = node
+        self._read: tuple[int, Json | None] = (0, None)
+        """Number and result of the last read of the Node."""
         self._discards: dict[str, asyncio.Task[None]] = {}
         """Deletes what pods left that this node does not have, by uid."""
         self._recorder = Recorder(kube, node_name)
@@ -190,20 +193,25 @@ class PodManager:
 
         Any user may bind thousands of pods to the node, so others must not wait for a request for each of them.
         """
-        rejection = self._decided(pod, self._settings.labels)
-        if rejection is None or rejection[0] not in admission.BY_LABELS:
-            return rejection
-        # Labels added to the Node later are not in the settings.
-        return self._decided(pod, {**self._settings.labels, **await self._node_labels()})
+        node = self._watched_node()
+        if node is not None:
+            rejection = self._decided(pod, node)
+            if rejection is None or rejection[0] not in admission.BY_NODE:
+                return rejection
+        # The watch of the Node may be behind that of the pods.
+        return self._decided(pod, await self._read_node() or node)
 
-    def _decided(self, pod: Json, labels: Mapping[str, str]) -> admission.Rejection | None:
-        """Never waits, so that two pods cannot take the same resources."""
+    def _decided(self, pod: Json, node: Json | None) -> admission.Rejection | None:
+        """Never waits, so that two pods cannot take the same resources. ``node``: None if it cannot be read."""
+        # An administrator may have changed the labels since this kubelet has set them.
+        labels = self._settings.labels if node is None else node["metadata"].get("labels") or {}
         rejection = admission.reject(
             pod,
             self.queries.pods(),
             self.node_name,
             labels,
             self._settings.allocatable,
+            taints=((node or {}).get("spec") or {}).get("taints") or (),
             switches_users=self._users.enabled,
             disk_pressure=self.evictor.pressure,
             shutting_down=self._shutting_down,
@@ -213,18 +221,17 @@ class PodManager:
             worker.accepted = True
         return rejection
 
-    async def _node_labels(self) -> Mapping[str, str]:
-        """The labels of the Node, read since this call; calls that wait together share one read. Empty if it fails."""
+    async def _read_node(self) -> Json | None:
+        """The Node, read since this call; calls that wait together share one read. None if it fails."""
         asked = self._reads_begun
         async with self._reading:
-            if self._read_labels[0] <= asked:
+            if self._read[0] <= asked:
                 self._reads_begun = number = self._reads_begun + 1
-                labels: Mapping[str, str] = {}
+                node = None
                 with contextlib.suppress(ApiError):
                     node = await self.kube().get_or_none(f"/api/v1/nodes/{self.node_name}")
-                    labels = (node["metadata"].get("labels") or {}) if node is not None else {}
-                self._read_labels = number, labels
-            return self._read_labels[1]
+                self._read = number, node
+            return self._read[1]
 
     def sync(self, pods: Mapping[str, Json]) -> None:
         """Takes all pods of this node, by ``namespace/name``, as the API server lists them now.

@@ -13,9 +13,10 @@ class PodSettings:
 
     ``path``: folders in front of every container's PATH. ``python_path``: every container's PYTHONPATH. ``images``: image
     name to folder. ``own``: the image of the kubelet's installation. ``api_server``: host and port of KUBERNETES_SERVICE_HOST
-    and _PORT. ``addresses``: the Node's InternalIPs, first the one of its pods. ``allocatable`` and ``labels``: the Node's, for
-    admission. ``mac``: whether the Node is ``kubernetes.io/os=darwin``. ``log_bytes`` and ``log_files``: the limits of a
-    container's log. ``boot``: changes when the machine boots.
+    and _PORT. ``addresses``: the Node's InternalIPs, first the one of its pods. ``allocatable``: the Node's. ``labels``: those
+    that this kubelet gives the Node, for admission while the Node cannot be read. ``mac``: whether the Node is
+    ``kubernetes.io/os=darwin``. ``log_bytes`` and ``log_files``: the limits of a container's log.
+    ``boot``: changes when the machine boots.
     """
 
     path: tuple[Path, ...] = ()

@@ -73,7 +73,8 @@ def caller_of_certificate(peer: Mapping[str, Any]) -> Caller | None:
 def bearer(header: str | None) -> str | None:
     """The bearer token in an Authorization header."""
     kind, _, token = (header or "").partition(" ")
-    return token.strip() or None if kind.lower() == "bearer" else None
+    # The bytes of other characters may not even be text.
+    return token.strip() or None if kind.lower() == "bearer" and token.isascii() else None
 
 
 Key = TypeVar("Key")

@@ -474,7 +474,7 @@ class Executor:
             if error.status == 404:
                 return None
             raise
-        self._pacing.wrote(key)
+        self._pacing.wrote(key, deployment.status, status)
         for occurrence in occurrences(deployment.status, status):
             self._writer.event(deployment, occurrence)
         return None

@@ -8,7 +8,6 @@ only. Proxies are not used.
 
 import contextlib
 import http.client
-import ipaddress
 import os
 import queue
 import socket
@@ -23,6 +22,7 @@ import truststore
 from thunderfleet_crds.fetching import URI_AUTHORITIES, URI_HOSTS, URI_PRIVATE_HOSTS
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.uris import HTTPS_PORT, host_of, is_listed, not_allowed
+from thunderfleet_lib.net.scopes import Scope, scope
 
 from thunderfleet_runner.hub.errors import HubFault
 
@@ -33,42 +33,6 @@ MAX_REDIRECTS = 3
 MAX_LOCATION = 4096
 REDIRECTS = (301, 302, 303, 307, 308)
 BLOCK = 1024 * 1024
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-
-
-def _networks(*texts: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
-    return tuple(ipaddress.ip_network(text) for text in texts)
-
-
-_TRANSLATED = _networks("64:ff9b::/96", "64:ff9b:1::/48")
-"""IPv4 addresses behind NAT64: the last four bytes."""
-# From IANA's registries of special-purpose addresses. What ``ipaddress`` calls global differs between versions of Python, and
-# includes networks of sites.
-_NO_MACHINE = _networks("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3")
-"""IPv4: this machine, its links, groups of machines, and what is reserved."""
-_UNICAST = ipaddress.IPv6Network("2000::/3")
-"""IPv6: what is neither here nor private is no address of another machine either."""
-_PRIVATE = _networks(
-    "10.0.0.0/8",
-    "100.64.0.0/10",
-    "172.16.0.0/12",
-    "192.0.0.0/24",
-    "192.0.2.0/24",
-    "192.88.99.0/24",
-    "192.168.0.0/16",
-    "198.18.0.0/15",
-    "198.51.100.0/24",
-    "203.0.113.0/24",
-    # A site chooses how it translates these, so the last four bytes may be others.
-    "64:ff9b:1::/48",
-    # Teredo, tests and other protocols.
-    "2001::/23",
-    "2001:db8::/32",
-    "3fff::/20",
-    "fc00::/7",
-    "fec0::/10",
-)
-"""Networks of sites and carriers; networks for tests and documentation, which some sites use."""
 
 
 def resolve(host: str, port: int) -> list[str]:
@@ -279,30 +243,14 @@ def faults(url: str) -> Iterator[None]:
 
 def refusal(text: str, *, private: bool) -> str | None:
     """Why no request may go to an address, as the end of a sentence; None if it may. ``private``: whether private ones may."""
-    try:
-        address = ipaddress.ip_address(text.partition("%")[0])
-    except ValueError:
-        return "which is not an IP address"
-    inner = _inner(address)
-    if any(one in network for one in (address, inner) for network in _PRIVATE) and not _is_no_machine(inner):
-        return None if private else "which is private: if that is intended, add the host to the chart's value uris.privateHosts"
-    if _is_no_machine(inner) or (inner.version == 6 and inner not in _UNICAST):
-        return "which is not an address of another machine, so it is never allowed"
+    match scope(text):
+        case None:
+            return "which is not an IP address"
+        case Scope.NO_MACHINE:
+            return "which is not an address of another machine, so it is never allowed"
+        case Scope.PRIVATE if not private:
+            return "which is private: if that is intended, add the host to the chart's value uris.privateHosts"
     return None
-
-
-def _is_no_machine(address: Address) -> bool:
-    return any(address in network for network in _NO_MACHINE)
-
-
-def _inner(address: Address) -> Address:
-    """The IPv4 address that an IPv6 address stands for, if it does."""
-    if isinstance(address, ipaddress.IPv4Address):
-        return address
-    if any(address in network for network in _TRANSLATED):
-        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-    found = address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo is not None else None)
-    return found if found is not None else address
 
 
 def _target(url: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import aiohttp
 from thunderfleet_crds.exchange.plan import GROUP_TLS_NAME, Plan
+from thunderfleet_lib.net import redirects
 
 from thunderfleet_runner.net import peers
 from thunderfleet_runner.net.connection import Connection
@@ -32,7 +33,8 @@ async def join_group(
     addresses = dict.fromkeys(filter(None, (plan.ranks[0].address, planned)))
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=HANDSHAKE_SECONDS)
     connector = aiohttp.TCPConnector(ssl=tls, limit=1, force_close=True)
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+    traces = [redirects.refused()]
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector, trace_configs=traces) as session:
         problems = []
         for address in addresses:
             where = f"rank 0 at {address}:{plan.ranks[0].control_port}"

@@ -22,6 +22,7 @@ import aiohttp
 from aiohttp import web
 from thunderfleet_crds.exchange.plan import GROUP_TLS_NAME, Plan, loopback_of
 from thunderfleet_lib.backoff import Backoff
+from thunderfleet_lib.net import redirects
 
 from thunderfleet_runner import faults
 from thunderfleet_runner.faults import Fault
@@ -187,7 +188,9 @@ class Relays:
         }
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=DIAL_SECONDS)
         async with aiohttp.ClientSession(
-            timeout=timeout, connector=aiohttp.TCPConnector(ssl=self._tls, limit=1, force_close=True)
+            timeout=timeout,
+            connector=aiohttp.TCPConnector(ssl=self._tls, limit=1, force_close=True),
+            trace_configs=[redirects.refused()],
         ) as session:
             try:
                 channel = await self._dial(session, url, {key: str(value) for key, value in query.items()}, where)

@@ -18,7 +18,7 @@ from typing import Any
 
 from thunderfleet_kubelet.images import pull as pulls
 from thunderfleet_kubelet.images import unpacking
-from thunderfleet_kubelet.images.registry import requests
+from thunderfleet_kubelet.images.registry.clients import Clients
 from thunderfleet_kubelet.images.registry.reference import parse
 from thunderfleet_kubelet.images.settings import PullSettings
 from thunderfleet_kubelet.images.store import Store
@@ -61,8 +61,11 @@ async def pull(root: Path, host: str) -> dict[str, float]:
 
     unpacking.unpack = timed
     began = time.monotonic()
-    async with requests.session(None, "bench") as client:
-        found = await pulls.Pull(client, store, settings, reference, room).run(())
+    clients = Clients(None, "bench")
+    try:
+        found = await pulls.Pull(clients, store, settings, reference, room).run(())
+    finally:
+        await clients.close()
     return {"seconds": time.monotonic() - began, "unpacking": unpacked, "fetched": found.fetched}
 
 

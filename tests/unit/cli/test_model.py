@@ -36,6 +36,13 @@ def cache(resolved: str = "True", fetched: str = "True", generation: int = 1) ->
 URI, SHA256 = "https://models.example.com/team/tiny/", "a" * 64
 
 
+def test_what_others_wrote_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    found = cache()
+    found["status"] |= {"macs": [{"node": "a\x1b[2J", "phase": "Complete"}], "size": "\x9b31m1Gi"}
+    command.say("Fetching: \x1b]0;title\x07a 50 %")
+    assert not set(view.table([view.row(found)]) + capsys.readouterr().err) & set("\x1b\x07\x9b")
+
+
 def test_the_manifest_of_a_uri_is_valid() -> None:
     body = view.manifest("ns", "tiny", URI, "main", 2, None, None, SHA256)
     found = ModelCache.load(body)

@@ -15,8 +15,9 @@ import pytest
 from thunderfleet_cli.cli import main
 from thunderfleet_cli.connection import Connection, connect
 from thunderfleet_cli.run import command
-from thunderfleet_cli.run.chat import Conversation, NotServing, printable
+from thunderfleet_cli.run.chat import Conversation, NotServing
 from thunderfleet_cli.run.manifest import manifest, name_for
+from thunderfleet_cli.terminal import printable
 from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 from thunderfleet_crds.names import MAX_NAME_LENGTH
 from thunderfleet_lib.kube import ApiError, Kube
@@ -85,8 +86,15 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
             found.headers.append(self.headers)
             status, body = found.answers.pop(0)
             self.send_response(status)
+            if 300 <= status < 400:
+                self.send_header("Location", "/elsewhere")
             self.end_headers()
             self.wfile.write(body)
+
+        def do_GET(self) -> None:
+            found.requests.append({"path": self.path, "key": self.headers["Authorization"]})
+            self.send_response(200)
+            self.end_headers()
 
         def log_message(self, *_: object) -> None:
             return
@@ -120,6 +128,20 @@ def test_a_conversation_has_all_turns(endpoint: Endpoint) -> None:
     assert endpoint.headers[0]["Authorization"] is None
 
 
+def test_what_a_group_waits_for_cannot_control_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The texts are those of pods and Macs, and an error may quote them."""
+    command.say("  … waits for \x1b]0;title\x07pod\n")
+
+    def fail(_: object) -> None:
+        raise LocalClusterError("group 0: \x1b[2Jgone")
+
+    monkeypatch.setattr(command, "run", fail)
+    assert main(["run", "org/tiny"]) == 1
+    assert capsys.readouterr().err == "  … waits for ]0;titlepod\n\nthunderfleet: group 0: [2Jgone\n"
+
+
 def test_an_answer_cannot_control_the_terminal(endpoint: Endpoint) -> None:
     endpoint.answers = [(200, event("a\x1b]0;title\x07b\r\n\tc\u202e\u00e9") + DONE)]
     assert ask(Conversation(MODEL, None, None), endpoint, "Hi") == "a]0;titleb\n\tc\u00e9"
@@ -141,6 +163,11 @@ def test_an_answer_cannot_control_the_terminal(endpoint: Endpoint) -> None:
         ),
         (401, b"", LocalClusterError, "set THUNDERFLEET_API_KEY"),
         (200, b"data: nonsense\n\n", LocalClusterError, "the endpoint sent an invalid response"),
+        # What is elsewhere is another server's, which only this machine may reach, and it would get the key.
+        *(
+            (status, b"", LocalClusterError, rf"the endpoint answered with a redirect \({status}\)")
+            for status in (301, 302, 307)
+        ),
     ],
 )
 def test_a_turn_that_fails_is_forgotten(

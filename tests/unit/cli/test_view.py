@@ -169,7 +169,9 @@ def test_what_others_wrote_reaches_no_terminal_as_a_command() -> None:
         topology.show(hostile, page)
         cables.show(hostile, page)
         shown.show(why.why(hostile, hostile.deployments[0]), hostile, page)
-    assert "\x1b" not in text.getvalue()
+        page.line("a log: \x1b]0;title\x07")
+        page.table(("A",), [("\x9b31m\x1b[31m",)])
+    assert not set(text.getvalue()) & set("\x1b\x07\x9b")
     assert "[bold]x" in text.getvalue(), "nothing is markup"
 
 

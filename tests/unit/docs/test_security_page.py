@@ -63,6 +63,11 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "unit/kubelet/images/test_images_unpack.py::test_what_is_unpacked_belongs_to_the_kubelet_and_is_readable",
     ),
     "`imagePulls.registries` lists the registries": (f"{PULLED}::test_only_allowed_registries_are_asked",),
+    "Registries can lead the kubelet only to public addresses": (
+        f"{PULLED}::test_a_registry_cannot_lead_to_a_private_address",
+        f"{PULLED}::test_no_connection_goes_to_a_name_with_a_private_address",
+        f"{PULLED}::test_hosts_in_the_configuration_may_have_private_addresses",
+    ),
     "A pull secret is sent to its registry only": (
         f"{PULLED}::test_credentials_are_sent_to_the_registry_and_to_nobody_else",
         "unit/kubelet/images/test_images_pods.py::test_pull_secrets_open_an_image_for_the_pods_that_have_them",
@@ -294,6 +299,13 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         f"{MATRIX}::test_nothing_else_listens",
         f"{INIT}::test_strangers_get_nothing_from_the_ports_of_a_control_plane",
     ),
+    "Clients follow no redirects": (
+        "unit/lib/net/test_redirects.py::test_no_client_of_a_program_follows_redirects",
+        "unit/lib/net/test_redirects.py::test_a_redirect_is_an_error_and_its_target_is_not_asked",
+        "unit/view/test_page_server.py::test_a_gateway_cannot_lead_a_chat_to_another_server",
+        "unit/cli/test_run.py::test_a_turn_that_fails_is_forgotten",
+    ),
+    "So a server cannot lead": ("unit/view/test_page_server.py::test_a_gateway_cannot_lead_a_chat_to_another_server",),
     "The servers of kubelet, operator and runner": (
         "unit/kubelet/serving/test_server_streams.py::test_connections_that_send_nothing_are_bounded_and_block_no_client",
         "unit/operator/status/test_health.py::test_held_connections_are_closed_after_their_limit",

@@ -409,6 +409,29 @@ async def test_a_chat_passes_the_key_on_and_the_answer_is_text(api: FleetApi, cl
         assert (await ask(client, page, "/api/chat", "POST", {**body, "model": "default/none"}, **session))[0] == 503
 
 
+async def test_a_gateway_cannot_lead_a_chat_to_another_server(api: FleetApi, client: aiohttp.ClientSession) -> None:
+    asked: list[str] = []
+
+    async def lead(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(status=307, headers={"Location": "/elsewhere"})
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", lead)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    endpoint = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    api.put(Kind.DEPLOYMENTS, model("model-0", ["studio-1"], "nobody/tiny", endpoint=endpoint))
+    async with served(api) as page:
+        await until_async(lambda: page.watch.synced, "the fleet is known")
+        body = {"model": "default/model-0", "messages": [{"role": "user", "content": "hello"}]}
+        status, _, text = await ask(client, page, "/api/chat", "POST", body, **await opened(client, page))
+        assert status == 502 and "answered with a redirect" in text
+    await runner.cleanup()
+    assert asked == ["/v1/chat/completions"]
+
+
 async def test_an_answer_that_breaks_off_is_not_followed_by_another_response(
     api: FleetApi, client: aiohttp.ClientSession
 ) -> None:

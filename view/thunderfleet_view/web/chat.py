@@ -7,6 +7,7 @@ from typing import Any, Final
 import aiohttp
 from aiohttp import web
 from thunderfleet_lib import jsonbounds
+from thunderfleet_lib.net import redirects
 
 from thunderfleet_view.web import guard
 
@@ -76,7 +77,8 @@ class Chat:
         body = {"model": name, "messages": messages, "stream": True}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=SILENCE_SECONDS)
         async with (
-            aiohttp.ClientSession(timeout=timeout) as client,
+            # A gateway must not lead this machine to servers that only it can reach, nor the key to others.
+            aiohttp.ClientSession(timeout=timeout, trace_configs=[redirects.refused()]) as client,
             client.post(f"{endpoint}/chat/completions", json=body, headers=headers, proxy=self._proxy) as found,
         ):
             response = web.StreamResponse(status=found.status, headers={**guard.HEADERS, "Cache-Control": "no-store"})

@@ -96,3 +96,11 @@ def covers(pattern: str, reference: Reference) -> bool:
     host, _, path = pattern.partition("/")
     named = reference.registry.endswith(host[1:]) if host.startswith("*.") else reference.registry == host
     return named and (not path or f"{reference.repository}/".startswith(f"{path.rstrip('/')}/"))
+
+
+def is_named(host: str, port: int | None, scheme: str, patterns: Iterable[str]) -> bool:
+    """Whether one of the patterns names a host of a URL. ``*`` names none; one without a port names the usual port only."""
+    name = f"[{host}]" if ":" in host else host
+    names = {f"{name}:{port}"} | ({name} if port == {"https": 443, "http": 80}.get(scheme) else set())
+    found = (pattern.partition("/")[0].lower() for pattern in patterns if pattern != "*")
+    return any(one in names or (one.startswith("*.") and any(name.endswith(one[1:]) for name in names)) for one in found)

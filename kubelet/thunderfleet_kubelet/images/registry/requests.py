@@ -7,9 +7,7 @@ to stores of other owners, and a malicious registry redirects anywhere.
 import asyncio
 import contextlib
 import json
-import ssl
 from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -18,12 +16,11 @@ from yarl import URL
 from thunderfleet_kubelet.images.errors import PullError, Refused, Transient
 from thunderfleet_kubelet.images.registry import challenge
 from thunderfleet_kubelet.images.registry.challenge import Challenge
-from thunderfleet_kubelet.images.registry.reference import Reference, is_plain
+from thunderfleet_kubelet.images.registry.clients import Clients
+from thunderfleet_kubelet.images.registry.reference import Reference, is_named, is_plain
 from thunderfleet_kubelet.images.registry.secrets import Credential
+from thunderfleet_kubelet.images.settings import PullSettings
 
-CONNECT_SECONDS = 15.0
-SILENCE_SECONDS = 30.0
-"""How long a registry may send nothing."""
 ANSWER_SECONDS = 60.0
 """How long the head of an answer may take. A registry that sends it byte by byte, or sends interim answers, is never silent."""
 SMALL_SECONDS = 60.0
@@ -31,44 +28,19 @@ SMALL_SECONDS = 60.0
 MAX_REDIRECTS = 5
 MAX_SMALL = 4 * 1024**2
 MAX_TOKEN = 64 * 1024
-CHUNK = 256 * 1024
 REDIRECTS = (301, 302, 303, 307, 308)
 
 
-def session(ca_file: Path | None, agent: str) -> aiohttp.ClientSession:
-    """The client of all registries. ``ca_file``: trusted beside the system's authorities. Raises OSError and ssl.SSLError.
-
-    It keeps no cookies, and reads neither the environment nor .netrc, which has credentials.
-    """
-    context = ssl.create_default_context()
-    if ca_file is not None:
-        context.load_verify_locations(ca_file)
-    timeout = aiohttp.ClientTimeout(
-        total=None, connect=CONNECT_SECONDS, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS
-    )
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(ssl=context, limit=16, limit_per_host=8),
-        timeout=timeout,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        headers={"User-Agent": agent, "Accept-Encoding": "identity"},
-        auto_decompress=False,
-        trust_env=False,
-        read_bufsize=CHUNK,
-    )
-
-
 class Requests:
-    """Sends requests to the registry of ``reference``. ``plain_http``: the hosts (and ports) that may be used without TLS."""
+    """Sends requests to the registry of ``reference``, and to where it leads."""
 
-    def __init__(
-        self, client: aiohttp.ClientSession, reference: Reference, plain_http: tuple[str, ...], credential: Credential | None
-    ) -> None:
-        self._client = client
-        self._plain = plain_http
+    def __init__(self, clients: Clients, reference: Reference, settings: PullSettings, credential: Credential | None) -> None:
+        self._clients = clients
+        self._settings = settings
         self._reference = reference
         self._credential = credential
         self._authorization = ""
-        scheme = "http" if is_plain(reference.host, plain_http) else "https"
+        scheme = "http" if is_plain(reference.host, settings.plain_http) else "https"
         self.origin = URL(f"{scheme}://{reference.host}")
 
     @contextlib.asynccontextmanager
@@ -119,14 +91,19 @@ class Requests:
         return found
 
     def _check_scheme(self, url: URL, words: str) -> None:
-        plain = url.scheme == "http" and self.origin.scheme == "http" and is_plain(url.authority, self._plain)
+        plain = url.scheme == "http" and self.origin.scheme == "http" and is_plain(url.authority, self._settings.plain_http)
         if url.scheme != "https" and not plain:
             raise PullError(f"{words} {url.scheme}://{url.authority}, which is not encrypted")
 
-    async def _send(self, url: URL, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+    def _is_trusted(self, url: URL) -> bool:
+        """Whether the host may have a private address: it is the registry's own, or the configuration names it."""
+        named = (*self._settings.registries, *self._settings.plain_http)
+        return url.host == self.origin.host or is_named(url.host or "", url.port, url.scheme, named)
+
+    async def _send(self, url: URL, headers: dict[str, str]) -> aiohttp.ClientResponse:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                return await self._client.get(url, headers=headers, allow_redirects=False)
+                return await self._clients.get(url, headers, trusted=self._is_trusted(url))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise Transient(f"{url.host}: {said(error)}") from None
 

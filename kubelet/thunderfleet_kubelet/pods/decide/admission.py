@@ -151,8 +151,25 @@ def selects(pod: Json, node_name: str, labels: Mapping[str, str]) -> bool:
     )
 
 
-BY_LABELS = ("NodeAffinity", "PodOSNotSupported")
-"""Reasons that depend on the labels of the Node."""
+def _untolerated(pod: Json, taints: Iterable[Json]) -> Json | None:
+    """The first taint NoExecute that the pod does not tolerate. The others are for the scheduler only."""
+    known = pod["spec"].get("tolerations") or []
+    return next(
+        (one for one in taints if one.get("effect") == "NoExecute" and not any(_tolerates(each, one) for each in known)), None
+    )
+
+
+def _tolerates(toleration: Json, taint: Json) -> bool:
+    if toleration.get("effect") not in (None, "", taint.get("effect")) or toleration.get("key") not in (None, "", taint["key"]):
+        return False
+    if toleration.get("operator") == "Exists":
+        return True
+    equal = (toleration.get("value") or "") == (taint.get("value") or "")
+    return toleration.get("operator") in (None, "", "Equal") and equal
+
+
+BY_NODE = ("NodeAffinity", "PodOSNotSupported", "TaintToleration")
+"""Reasons that depend on the labels and taints of the Node."""
 
 
 def reject(
@@ -162,14 +179,15 @@ def reject(
     labels: Mapping[str, str],
     allocatable: Mapping[str, str],
     *,
+    taints: Iterable[Json] = (),
     switches_users: bool = False,
     disk_pressure: bool = False,
     shutting_down: bool = False,
 ) -> Rejection | None:
     """Why the node fails the pod; None when it fits. ``others``: the pods that the node has accepted.
 
-    ``switches_users``: containers run as the users that their specs name. ``disk_pressure``: the node's disk is too full.
-    ``shutting_down``: the machine shuts down.
+    ``labels`` and ``taints``: of the Node. ``switches_users``: containers run as the users that their specs name.
+    ``disk_pressure``: the node's disk is too full. ``shutting_down``: the machine shuts down.
     """
     if shutting_down:
         return "NodeShutdown", "Pod was rejected as the node is shutting down."
@@ -181,6 +199,10 @@ def reject(
         return "PodOSNotSupported", f"Failed to admit pod as the OS field, {system}, doesn't match node OS"
     if not selects(pod, node_name, labels):
         return "NodeAffinity", f"Pod was rejected: node {node_name} does not match the pod's node selector or affinity"
+    taint = _untolerated(pod, taints)
+    if taint is not None:
+        name = f"{taint['key']}{'=' if taint.get('value') else ''}{taint.get('value') or ''}:NoExecute"
+        return "TaintToleration", f"Pod was rejected: node {node_name} has the taint {name}, which the pod does not tolerate"
     limit = allocatable.get("pods")
     if limit is not None and len(active) + 1 > parse_quantity(limit):
         return "OutOfpods", f"Pod was rejected: node {node_name} already runs {len(active)} pods (maximum {limit})"

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import aiohttp
 from pydantic import ValidationError
+from thunderfleet_lib.net import redirects
 
 from thunderfleet_agent.measure.session.messages import MAX_MESSAGE_BYTES, Message
 from thunderfleet_agent.measure.session.result import SessionFailed
@@ -111,7 +112,9 @@ async def connect(
     host = f"[{target.address}]" if ":" in target.address else target.address
     connector = aiohttp.TCPConnector(ssl=context, socket_factory=make_socket, force_close=True, limit=1)
     session = aiohttp.ClientSession(
-        connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+        connector=connector,
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+        trace_configs=[redirects.refused()],
     )
     try:
         try:

@@ -184,6 +184,7 @@ def _recover(
     view: GroupView, failure: Failure, status: Group | None, recovery: Recovery, now: datetime, *, drains: bool
 ) -> NextStep:
     """The next step after a failure. ``status``: the group's status if it is of the newest placement."""
+    failure = _as_known(failure, status)
     restarts = view.status.restarts if view.status else 0
     pending = status.next_restart_time if status else None
     cause = status.last_failure if status and pending is not None else None
@@ -213,6 +214,16 @@ def _recover(
     if now < pending:
         return NextStep(Step.BACK_OFF, failure, pending, recheck_seconds=(pending - now).total_seconds())
     return NextStep(Step.PLACE, failure, counts=True, avoid=_blamed(failure))
+
+
+def _as_known(failure: Failure, status: Group | None) -> Failure:
+    """The failure with the time in the status if that has the same one: each round finds it again, and would write it again."""
+    last = status.last_failure if status is not None and _waits(status) else None
+    if last is None or any(
+        getattr(last, name) != getattr(failure, name) for name in ("class_", "reason", "rank", "node", "link")
+    ):
+        return failure
+    return failure.model_copy(update={"time": last.time})
 
 
 def _blamed(failure: Failure) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 import base64
 import binascii
-import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -22,6 +21,7 @@ from thunderfleet_crds.exchange.routing import (
     routes_name,
 )
 from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
+from thunderfleet_crds.meta.fields import is_secret_name
 from thunderfleet_crds.names import LABEL_MANAGED_BY, MANAGED_BY
 
 NAME_PREFIX = "thunderfleet-routes-"
@@ -33,14 +33,11 @@ MAX_KEYS_OF_NAMESPACE = 256 * MAX_KEYS
 """API keys of all ModelDeployments of a namespace that are published. Each router keeps all of them in memory."""
 MAX_SECRETS_OF_NAMESPACE = 256
 
-SECRET_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
-"""Valid names of Secrets. Any other text, such as ``../other/keys``, could lead to another path of the API."""
-
 
 def secret_of(deployment: ModelDeployment) -> str | None:
     """``namespace/name`` of the Secret with its API keys; None if it needs none, or if no Secret can have the name."""
     name = deployment.spec.server.api_key_secret
-    return f"{deployment.metadata.namespace}/{name}" if name and SECRET_NAME.fullmatch(name) else None
+    return f"{deployment.metadata.namespace}/{name}" if name and is_secret_name(name) else None
 
 
 def in_turn(keys: Iterable[str]) -> list[str]:

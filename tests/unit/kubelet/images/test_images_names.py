@@ -13,8 +13,9 @@ from thunderfleet_kubelet.images.doomed import Kept
 from thunderfleet_kubelet.images.errors import PullError
 from thunderfleet_kubelet.images.registry import challenge, manifest, secrets
 from thunderfleet_kubelet.images.registry.challenge import Challenge
-from thunderfleet_kubelet.images.registry.reference import Reference, is_allowed, parse
+from thunderfleet_kubelet.images.registry.reference import Reference, is_allowed, is_named, parse
 from thunderfleet_kubelet.images.registry.secrets import Credential
+from yarl import URL
 
 Json = dict[str, Any]
 DIGEST = "sha256:" + "ab" * 32
@@ -241,3 +242,30 @@ def test_thresholds_of_the_disk() -> None:
     assert doomed.excess(1000, 100, 85, 80) == 100
     assert doomed.excess(1000, 0, 100, 80) == 0
     assert doomed.excess(0, 0, 85, 80) == 0
+
+
+@pytest.mark.parametrize(
+    ("patterns", "url", "wanted"),
+    [
+        (["*"], "https://r.example", False),
+        (["r.example"], "https://r.example", True),
+        (["R.example"], "https://r.example", True),
+        (["r.example/team"], "https://r.example", True),
+        (["r.example:443"], "https://r.example", True),
+        (["r.example"], "https://r.example:8443", False),
+        (["r.example"], "http://r.example:443", False),
+        (["r.example:80"], "http://r.example", True),
+        (["r.example:8443"], "https://r.example:8443", True),
+        (["*.example"], "https://r.example", True),
+        (["*.example"], "https://example", False),
+        (["*.example"], "https://r.example:8443", False),
+        (["*.example:8443"], "https://r.example:8443", True),
+        (["*.example"], "https://r.badexample", False),
+        (["[fd00::1]:5000"], "https://[fd00::1]:5000", True),
+        (["fd00::1"], "https://[fd00::1]", False),
+        ([], "https://r.example", False),
+    ],
+)
+def test_hosts_that_the_configuration_names(patterns: list[str], url: str, wanted: bool) -> None:
+    parts = URL(url)
+    assert is_named(parts.host or "", parts.port, parts.scheme, patterns) is wanted

@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import socket
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock
 
+import aiohappyeyeballs
+import aiohttp
 import pytest
 import pytest_asyncio
 from aiohttp import web
@@ -23,8 +26,9 @@ from thunderfleet_kubelet.images import pull
 from thunderfleet_kubelet.images.collector import Collector
 from thunderfleet_kubelet.images.errors import PullError
 from thunderfleet_kubelet.images.pull import Pull, Pulled
-from thunderfleet_kubelet.images.registry import download, requests
+from thunderfleet_kubelet.images.registry import clients, download, requests
 from thunderfleet_kubelet.images.registry import repository as registries
+from thunderfleet_kubelet.images.registry.manifest import Blob
 from thunderfleet_kubelet.images.registry.reference import parse
 from thunderfleet_kubelet.images.registry.secrets import Credential
 from thunderfleet_kubelet.images.settings import PullSettings
@@ -49,7 +53,7 @@ class Machine:
         self.stack = stack
         self.settings = PullSettings(platforms=(here(),))
         self.asked_for_room: list[int] = []
-        self.client = requests.session(None, "test")
+        self.clients = clients.Clients(None, "test")
 
     async def registry(self, registry: Registry | None = None) -> Registry:
         started = await (registry or Registry()).start()
@@ -65,7 +69,7 @@ class Machine:
             self.asked_for_room.append(need)
             return 0
 
-        return await Pull(self.client, self.store, self.settings, reference, room).run(credentials)
+        return await Pull(self.clients, self.store, self.settings, reference, room).run(credentials)
 
 
 @pytest_asyncio.fixture
@@ -73,7 +77,7 @@ async def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     monkeypatch.setattr(download, "RETRY", Backoff(0.01, 0.01))
     async with AsyncExitStack() as stack:
         machine = Machine(tmp_path / "images", stack)
-        stack.push_async_callback(machine.client.close)
+        stack.push_async_callback(machine.clients.close)
         yield machine
 
 
@@ -492,6 +496,95 @@ async def test_redirects_to_other_places_are_refused(machine: Machine, target: s
         await machine.pull(f"{registry.host}/app:1")
 
 
+PRIVATE = ("10.1.2.3", "192.168.0.1", "100.64.0.1", "[fd00::1]")
+HERE = ("127.0.0.2", "169.254.1.1", "169.254.169.254", "0.0.0.0", "[::1]", "[::ffff:7f00:1]", "[64:ff9b::7f00:1]", "[fe80::1]")
+
+
+@pytest.mark.parametrize("address", [*PRIVATE, *HERE])
+@pytest.mark.parametrize("how", ["redirect", "realm"])
+async def test_a_registry_cannot_lead_to_a_private_address(machine: Machine, address: str, how: str) -> None:
+    async def leads(request: web.Request) -> web.Response:
+        if how == "redirect":
+            return web.Response(status=307, headers={"Location": f"https://{address}/x"})
+        return web.Response(status=401, headers={"WWW-Authenticate": f'Bearer realm="https://{address}/token"'})
+
+    host = await serve(machine, leads)
+    where = "a private address" if address in PRIVATE else "an address of this Mac or of its links"
+    with pytest.raises(PullError) as caught:
+        await machine.pull(f"{host}/app:1", ALICE)
+    assert f"the registry leads to {address.strip('[]')}, which has {where}" in str(caught.value)
+    assert "imagePulls.registries" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "refused"), [(["10.1.2.3"], True), (["198.41.0.4", "127.0.0.1"], True), (["198.41.0.4"], False)]
+)
+async def test_no_connection_goes_to_a_name_with_a_private_address(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, addresses: list[str], refused: bool
+) -> None:
+    resolved, dialled = list[str](), list[object]()
+
+    async def resolve(self: object, host: str, port: int = 0, family: int = 0) -> list[dict[str, object]]:
+        resolved.append(host)
+        known = {"hostname": host, "port": port, "family": socket.AF_INET, "proto": 0, "flags": socket.AI_NUMERICHOST}
+        return [{**known, "host": address} for address in addresses]
+
+    registry = await machine.registry()
+    registry.simple("app", "1", Entry("v", b"one"))
+    registry.elsewhere = "https://CDN.example"
+    reference = parse(f"{registry.host}/app:1")
+    assert reference is not None
+    document = json.loads(registry.manifests["app", "1"][1])
+    asks = registries.Registry(requests.Requests(machine.clients, reference, machine.settings, None), reference)
+    blob = Blob("", document["config"]["digest"], document["config"]["size"])
+    monkeypatch.setattr(aiohttp.ThreadedResolver, "resolve", resolve)
+    real = aiohappyeyeballs.start_connection
+
+    async def dial(addr_infos: Any, **more: Any) -> Any:
+        if all(info[4] == ("127.0.0.1", registry.port) for info in addr_infos):
+            return await real(addr_infos, **more)
+        dialled.extend(info[4] for info in addr_infos)
+        raise OSError(errno.ECONNREFUSED, "refused")
+
+    monkeypatch.setattr(aiohappyeyeballs, "start_connection", dial)
+    with pytest.raises(PullError, match="leads to cdn.example, which has" if refused else "cdn.example: cannot connect"):
+        await asks.small(blob)
+    assert resolved == ["cdn.example"]
+    assert dialled == ([] if refused else [("198.41.0.4", 443)])
+
+
+async def test_hosts_in_the_configuration_may_have_private_addresses(machine: Machine) -> None:
+    store = await machine.registry()
+    registry = await machine.registry()
+    registry.simple("app", "1", Entry("v", b"one"))
+    store.blobs.update(registry.blobs)
+    registry.elsewhere = f"http://localhost:{store.port}"
+    with pytest.raises(PullError, match="leads to localhost, which has an address of this Mac"):
+        await machine.pull(f"{registry.host}/app:1")
+    for other in ("localhost", "localhost:1", "*.localhost"):
+        machine.settings = replace(machine.settings, registries=("*", other))
+        with pytest.raises(PullError, match="leads to localhost"):
+            await machine.pull(f"{registry.host}/app:1")
+    assert store.asked == []
+    machine.settings = replace(machine.settings, registries=("*", f"localhost:{store.port}/team"))
+    pulled = await machine.pull(f"{registry.host}/app:1")
+    assert (machine.store.rootfs(pulled.stored) / "v").read_text() == "one" and store.asked
+
+
+async def test_a_connection_to_a_trusted_host_is_not_used_for_the_redirect_of_another_registry(machine: Machine) -> None:
+    """The first registry is allowed to have a private address, and keeps its connection for its next request."""
+    inside = await machine.registry()
+    inside.simple("inside", "1", Entry("v", b"secret"))
+    assert (await machine.pull(f"localhost:{inside.port}/inside:1")).fetched
+    asked = len(inside.asked)
+    registry = await machine.registry()
+    registry.simple("app", "1", Entry("v", b"one"))
+    registry.elsewhere = f"http://localhost:{inside.port}"
+    with pytest.raises(PullError, match="leads to localhost"):
+        await machine.pull(f"{registry.host}/app:1")
+    assert len(inside.asked) == asked
+
+
 async def test_endless_redirects_end(machine: Machine) -> None:
     registry = await machine.registry()
     registry.simple("app", "1", Entry("v", b"one"))
@@ -750,7 +843,7 @@ async def test_registries_are_asked_with_tls_unless_configured_or_on_this_machin
 ) -> None:
     reference = parse(name)
     assert reference is not None
-    asks = requests.Requests(machine.client, reference, ("open.example:5000",), None)
+    asks = requests.Requests(machine.clients, reference, PullSettings(plain_http=("open.example:5000",)), None)
     assert asks.origin.scheme == scheme
 
 
@@ -800,8 +893,8 @@ def test_a_file_of_authorities_that_is_none_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "ca.pem"
     file.write_text("nothing")
     with pytest.raises(ssl.SSLError):
-        asyncio.run(_session(file))
+        asyncio.run(_clients(file))
 
 
-async def _session(file: Path) -> None:
-    await requests.session(file, "test").close()
+async def _clients(file: Path) -> None:
+    await clients.Clients(file, "test").close()

@@ -606,6 +606,33 @@ def test_a_pod_for_another_operating_system_is_rejected() -> None:
     assert verdict("linux", {"kubernetes.io/os": "darwin"}) == "PodOSNotSupported"
 
 
+@pytest.mark.parametrize(
+    ("toleration", "taint", "accepted"),
+    [
+        (None, {"key": "k", "effect": "NoSchedule"}, True),
+        (None, {"key": "k", "effect": "PreferNoSchedule"}, True),
+        (None, {"key": "k", "effect": "NoExecute"}, False),
+        ({"operator": "Exists"}, {"key": "k", "effect": "NoExecute"}, True),
+        ({"operator": "Exists", "effect": "NoSchedule"}, {"key": "k", "effect": "NoExecute"}, False),
+        ({"key": "k", "operator": "Exists", "effect": "NoExecute"}, {"key": "k", "value": "v", "effect": "NoExecute"}, True),
+        ({"key": "x", "operator": "Exists"}, {"key": "k", "effect": "NoExecute"}, False),
+        ({"key": "k", "value": "v"}, {"key": "k", "value": "v", "effect": "NoExecute"}, True),
+        ({"key": "k", "operator": "Equal", "value": "v"}, {"key": "k", "value": "w", "effect": "NoExecute"}, False),
+        ({"key": "k"}, {"key": "k", "effect": "NoExecute"}, True),
+        ({"key": "k", "operator": "Gt", "value": "1"}, {"key": "k", "value": "1", "effect": "NoExecute"}, False),
+        ({"key": "k", "operator": "Exists", "tolerationSeconds": 300}, {"key": "k", "effect": "NoExecute"}, True),
+    ],
+)
+def test_taints_that_keep_pods_off(toleration: Json | None, taint: Json, accepted: bool) -> None:
+    one = pod(tolerations=[toleration] if toleration is not None else [])
+    answer = admission.reject(one, [], "node", {}, {}, taints=[{"key": "other", "effect": "NoSchedule"}, taint])
+    assert (answer is None) is accepted
+    if answer is not None:
+        value = f"={taint['value']}" if "value" in taint else ""
+        text = f"Pod was rejected: node node has the taint k{value}:NoExecute, which the pod does not tolerate"
+        assert answer == ("TaintToleration", text)
+
+
 def test_requests_of_init_containers_sidecars_and_overhead() -> None:
     def container(cpu: str, **more: Any) -> Json:
         return {"name": "x", "resources": {"requests": {"cpu": cpu}}, **more}

@@ -1095,6 +1095,46 @@ async def test_a_container_that_waits_for_its_back_off_starts_when_the_machine_b
     await world.until(lambda: (world.folder("one").attempt("main", 2) / "exit.json").exists())
 
 
+NODE = "/api/v1/nodes/node-1"
+
+
+def node(labels: dict[str, str], *taints: Json) -> Json:
+    return {"metadata": {"name": "node-1", "labels": labels}, "spec": {"taints": list(taints)}}
+
+
+@pytest.mark.parametrize("watched", [True, False])
+async def test_pods_are_compared_with_the_node_as_it_is_now(world: World, watched: bool) -> None:
+    """An administrator has moved the Node to another pool, and has kept pods off, since the kubelet has set its labels."""
+    world.settings = replace(world.settings, labels={"pool": "old", "kept": "yes"})
+    drained = {"key": "drained", "effect": "NoExecute"}
+    current = node({"pool": "new"}, drained, {"key": "mac", "effect": "NoSchedule"})
+    world.node = current if watched else None
+    world.api.put(NODE, current)
+    await world.boot()
+    tolerates = [{"key": "drained", "operator": "Exists"}]
+
+    def add(name: str, selector: dict[str, str], tolerations: list[Json]) -> None:
+        world.api.add_pod(name, {"containers": [sh("true")], "nodeSelector": selector, "tolerations": tolerations})
+
+    add("old", {"pool": "old"}, tolerates)
+    add("removed", {"kept": "yes"}, tolerates)
+    add("untolerated", {"pool": "new"}, [])
+    add("fits", {"pool": "new"}, tolerates)
+    await world.phase("fits", "Succeeded")
+    for name, reason in (("old", "NodeAffinity"), ("removed", "NodeAffinity"), ("untolerated", "TaintToleration")):
+        assert (await world.phase(name, "Failed"))["reason"] == reason
+
+
+async def test_what_the_kubelet_gives_the_node_counts_while_it_cannot_be_read(world: World) -> None:
+    world.settings = replace(world.settings, labels={"pool": "old"})
+    world.node = None
+    await world.boot()
+    for name, pool in (("fits", "old"), ("elsewhere", "new")):
+        world.api.add_pod(name, {"containers": [sh("true")], "nodeSelector": {"pool": pool}})
+    await world.phase("fits", "Succeeded")
+    assert (await world.phase("elsewhere", "Failed"))["reason"] == "NodeAffinity"
+
+
 async def test_pods_that_are_rejected_delay_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any user may bind thousands of pods to a node: the Node is not read for each of them, one after the other."""
     reads, answer = 0, asyncio.Event()
@@ -1102,10 +1142,10 @@ async def test_pods_that_are_rejected_delay_no_other(world: World, monkeypatch: 
 
     async def slow(path: str) -> Json | None:
         nonlocal reads
-        if path == "/api/v1/nodes/node-1":
+        if path == NODE:
             reads += 1
             await answer.wait()
-            return {"metadata": {"labels": {"late": "here"}}}
+            return node({"late": "here"})
         return await get(path)
 
     monkeypatch.setattr(world.api, "get_or_none", slow)

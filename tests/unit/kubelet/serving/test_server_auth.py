@@ -98,7 +98,17 @@ def test_a_certificates_user() -> None:
 
 @pytest.mark.parametrize(
     ("header", "token"),
-    [("Bearer abc", "abc"), ("bearer abc", "abc"), ("Basic abc", None), ("Bearer ", None), ("", None), (None, None)],
+    [
+        ("Bearer abc", "abc"),
+        ("bearer abc", "abc"),
+        ("Basic abc", None),
+        ("Bearer ", None),
+        ("", None),
+        (None, None),
+        # A byte that is no UTF-8, as the HTTP server passes it on.
+        ("Bearer a\udcffc", None),
+        ("Bearer \u00e4", None),
+    ],
 )
 def test_bearer(header: str | None, token: str | None) -> None:
     assert bearer(header) == token

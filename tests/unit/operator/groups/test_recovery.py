@@ -58,6 +58,41 @@ async def test_budget_and_backoff_survive_the_operator(world: World) -> None:
     assert (group(world).epoch, group(world).state) == (3, "GaveUp")
 
 
+@pytest.mark.parametrize(
+    ("waiting", "state"),
+    [
+        ({"phase": "Failed", "message": "x"}, "GaveUp"),
+        (
+            {
+                "phase": "Running",
+                "containerStatuses": [
+                    {
+                        "name": "runner",
+                        "restartCount": 2,
+                        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+                        "lastState": {"terminated": {"message": "NoAPIKeys (Configure): add one"}},
+                    }
+                ],
+            },
+            "BackingOff",
+        ),
+    ],
+)
+async def test_a_failure_that_lasts_is_written_once(world: World, waiting: dict[str, Any], state: str) -> None:
+    """Its time is when it was found first. With the time of each round, each write would cause a round that writes again."""
+    await running(world, recovery={"maxRestarts": 0 if state == "GaveUp" else 3})
+    world.reports.clear()
+    for name in world.pods():
+        world.change(PODS, f"ns/{name}", lambda item: item.update(status=waiting))
+    await world.round()
+    first, writes = group(world), len(world.writes)
+    assert first.state == state and first.last_failure is not None
+    for _ in range(3):
+        world.later(2)
+        await world.round()
+    assert (group(world), len(world.writes)) == (first, writes)
+
+
 @pytest.mark.parametrize("phase", ["Waiting", "Preparing", "Forming", "Loading"])
 async def test_slowness_is_no_failure(world: World, phase: str) -> None:
     await running(world)

@@ -113,7 +113,7 @@ async def test_progress_is_written_once_a_second_and_everything_else_at_once(wor
     world.run_pods()
     loaded(1)
     await world.round()
-    assert shown() == GIB, "the reason of Ready is another one"
+    assert shown() == GIB, "the group has formed"
     world.later(0.25)
     loaded(2)
     writes = len(world.writes)
