@@ -232,10 +232,10 @@ class Deployment:
     name: str
 
     def apply(self, spec: Mapping[str, object]) -> None:
-        self.line.kubectl("apply", "-f", "-", text=yaml.safe_dump(manifest(self.namespace, self.name, spec)))
+        self.line.api.apply(self.path, manifest(self.namespace, self.name, spec))
 
     def patch(self, spec: Mapping[str, object]) -> None:
-        self.kubectl("patch", "md", self.name, "--type=merge", "-p", json.dumps({"spec": spec}))
+        self.line.api.patch(self.path, {"spec": spec})
 
     def kubectl(self, *arguments: str, text: str | None = None) -> str:
         return self.line.kubectl("-n", self.namespace, *arguments, text=text)

@@ -1,7 +1,7 @@
 """The ``launchctl`` of a recorded Mac: hands its arguments to the Mac's first process.
 
-Commands that change network settings use it too, with ``--network`` and their name in front of the arguments. Installations call
-it hundreds of times, so it imports no module that Python does not have in memory when it has started, or as a part of itself.
+Commands that change network settings use it too, with ``--network`` and their name in front of the arguments. An installation
+calls it hundreds of times, so it imports only modules that are part of the interpreter.
 """
 
 import sys

@@ -12,8 +12,8 @@ from thunderfleet_localcluster.client.cluster import Cluster
 
 SECONDS = 60
 
-# Asks a model until a file appears, then writes the number of requests and what went wrong, as JSON. What is not served because a
-# program restarts is not served for much longer than its pause; without one, it would keep the processors busy for minutes.
+# Asks a model until a file appears, then writes the number of requests and what went wrong, as JSON. It pauses for less time
+# than any program takes to restart; without a pause, it would keep the processors busy for as long as an upgrade takes.
 ASKER = """
 import json, os, sys, time, urllib.request
 url, result = sys.argv[1] + "/completions", sys.argv[2]

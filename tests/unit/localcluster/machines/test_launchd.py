@@ -2,8 +2,8 @@
 
 import json
 import os
-import subprocess
 import selectors
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
