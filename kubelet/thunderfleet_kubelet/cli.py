@@ -148,7 +148,9 @@ def plist(
 
 async def _join(arguments: argparse.Namespace) -> bool:
     """Joins, unless the node has joined before. Returns whether to run the kubelet afterwards."""
+    from thunderfleet_kubelet import oneoff
     from thunderfleet_kubelet.bootstrap import arguments as given
+    from thunderfleet_kubelet.bootstrap import certificate_process
     from thunderfleet_kubelet.bootstrap import identity as identities
     from thunderfleet_kubelet.configfile import load
     from thunderfleet_kubelet.singleton import only_one
@@ -159,7 +161,8 @@ async def _join(arguments: argparse.Namespace) -> bool:
     root = arguments.root.resolve()
     config_file = arguments.config.resolve() if arguments.config else None
     config = load(config_file)
-    with only_one(root):
+    # Verifying the cluster's CA needs the cryptography library here too.
+    with only_one(root), oneoff.here(certificate_process.WORK):
         identity = identities.usable_identity(root, server, config.node_name)
         if identity is None:
             from thunderfleet_kubelet.bootstrap.join import join

@@ -149,7 +149,20 @@ class Api:
                     socket.shutdown(SHUT_RDWR)
                 reader.join(self._seconds)
 
-    def send(self, method: str, path: str, body: Json | None = None) -> int:
+    def apply(self, path: str, item: Json) -> None:
+        """Creates an object, or changes it to ``item``, as ``kubectl apply --server-side`` does. Unknown fields are refused."""
+        query = urlencode({"fieldManager": "tests", "force": "true", "fieldValidation": "Strict"})
+        self._written("PATCH", f"{path}?{query}", item, "application/apply-patch+yaml")
+
+    def patch(self, path: str, change: Json) -> None:
+        """Changes an object by a merge patch, as ``kubectl patch --type=merge`` does. Unknown fields are refused."""
+        self._written("PATCH", f"{path}?fieldValidation=Strict", change, "application/merge-patch+json")
+
+    def _written(self, method: str, path: str, body: Json, kind: str) -> None:
+        if self.send(method, path, body, kind) == 404:
+            raise Unreachable(f"the API server returns 404 for {method} {path}")
+
+    def send(self, method: str, path: str, body: Json | None = None, kind: str = "application/json") -> int:
         """The status of a request that writes: below 400, or 404."""
         # Not on a kept connection, which the server may close while it reads: the request would be sent twice.
         connection = http.client.HTTPSConnection(
@@ -157,7 +170,7 @@ class Api:
         )
         with contextlib.closing(connection):
             try:
-                status, text = ask(connection, method, path, None if body is None else json.dumps(body))
+                status, text = ask(connection, method, path, None if body is None else json.dumps(body), kind)
             except OSError as error:
                 raise Unreachable(f"the API server: {error!r}") from error
         if status >= 400 and status != 404:

@@ -1,5 +1,6 @@
 """A fleet with the chart and the model installed, and how tests look at it."""
 
+import ast
 import contextlib
 import http.client
 import io
@@ -232,10 +233,10 @@ class Deployment:
     name: str
 
     def apply(self, spec: Mapping[str, object]) -> None:
-        self.line.kubectl("apply", "-f", "-", text=yaml.safe_dump(manifest(self.namespace, self.name, spec)))
+        self.line.api.apply(self.path, manifest(self.namespace, self.name, spec))
 
     def patch(self, spec: Mapping[str, object]) -> None:
-        self.kubectl("patch", "md", self.name, "--type=merge", "-p", json.dumps({"spec": spec}))
+        self.line.api.patch(self.path, {"spec": spec})
 
     def kubectl(self, *arguments: str, text: str | None = None) -> str:
         return self.line.kubectl("-n", self.namespace, *arguments, text=text)
@@ -365,9 +366,9 @@ class Deployment:
         processes: list[str] = []
         listening: set[tuple[str, int]] = set()
         for name in self.line.macs:
-            ran = self.line.run(name, sys.executable, "-S", "-c", LOOK, self.name)
+            ran = self.line.run(name, sys.executable, "-I", "-S", "-c", LOOK, self.name)
             assert ran.returncode == 0, ran.stderr
-            found = json.loads(ran.stdout)
+            found = ast.literal_eval(ran.stdout)
             processes += [f"{name}: {command}" for command in found["processes"]]
             listening |= {(name, port) for port in found["ports"]}
         return processes, listening
@@ -387,8 +388,9 @@ Alone = Callable[..., list[int]]
 """The token ids that one process of mlx-lm answers to a prompt: prompt, tokens and layers of the model."""
 
 # Run on a machine: processes that name the deployment in their command or in their pod's name, and listening TCP ports.
+# It starts on every Mac whenever a deployment is deleted, and with json it would take twice as long.
 LOOK = """
-import json, os, sys
+import os, sys
 name, processes, ports = sys.argv[1], [], set()
 for pid in filter(str.isdigit, os.listdir("/proc")):
     try:
@@ -405,7 +407,7 @@ for table in ("tcp", "tcp6"):
         local, state = line.split()[1], line.split()[3]
         if state == "0A":
             ports.add(int(local.rpartition(":")[2], 16))
-print(json.dumps({"processes": processes, "ports": sorted(ports)}))
+print(ascii({"processes": processes, "ports": sorted(ports)}))
 """
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from thunderfleet_kubelet import oneoff
 
-_WORK = "thunderfleet_kubelet.bootstrap.certificate_work"
+WORK = "thunderfleet_kubelet.bootstrap.certificate_work"
 _KEPT = 16
 """Enough for both certificates and some successors of each."""
 _Pair = tuple[bytes, bytes]
@@ -34,7 +34,7 @@ class Facts:
 
 def new_request(node: str, addresses: Sequence[str] = ()) -> tuple[bytes, bytes]:
     """A new key and its signing request (both PEM), for a server with ``addresses`` or for a client."""
-    made = oneoff.done(_WORK, {"work": "request", "node": node, "addresses": list(addresses)})
+    made = oneoff.done(WORK, {"work": "request", "node": node, "addresses": list(addresses)})
     return made["key"].encode(), made["request"].encode()
 
 
@@ -43,7 +43,7 @@ def read(pairs: Sequence[_Pair]) -> list[dict[str, Any]]:
     known = {pair: _known[pair] for pair in pairs if pair in _known}
     if new := [pair for pair in pairs if pair not in known]:
         order = [[part.decode("latin-1") for part in pair] for pair in new]
-        said: list[dict[str, Any]] = oneoff.done(_WORK, {"work": "say", "pairs": order})["say"]
+        said: list[dict[str, Any]] = oneoff.done(WORK, {"work": "say", "pairs": order})["say"]
         known |= zip(new, said, strict=True)
         _known.update(known)
     for old in list(_known)[:-_KEPT]:
@@ -62,5 +62,5 @@ def facts(key: bytes, certificate: bytes) -> Facts:
 
 def ends(certificates: Sequence[str]) -> list[float | str]:
     """When each certificate (PEM) expires, in seconds since the Unix epoch, or why that cannot be read."""
-    found: list[float | str] = oneoff.done(_WORK, {"work": "ends", "certificates": list(certificates)})["ends"]
+    found: list[float | str] = oneoff.done(WORK, {"work": "ends", "certificates": list(certificates)})["ends"]
     return found

@@ -25,14 +25,14 @@ if __name__ == "__main__":
     # The package's folder is not on the path of a file that is run.
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from thunderfleet_localcluster.machines import descendants, linux
+from thunderfleet_localcluster.machines import descendants, launchctl, linux
 
 if TYPE_CHECKING:
     from thunderfleet_localcluster.machines.jobs import Jobs
 
 SO_PEERCRED = 17
 """Linux: process, user and group at the other end of a UNIX socket."""
-NO_ROOT = {"code": 14, "stdout": "** Error: Command requires admin privileges.\n", "stderr": ""}
+NO_ROOT = (14, "** Error: Command requires admin privileges.\n", "")
 CALLERS, CALL_BYTES = 16, 65536
 """The most callers of launchctl at once, and the longest call."""
 
@@ -152,10 +152,8 @@ class Launchd:
 
     def listen(self) -> socket.socket:
         """The socket to which launchctl connects."""
-        from thunderfleet_localcluster.machines.launchctl import ADDRESS
-
         listener = socket.socket(socket.AF_UNIX)
-        listener.bind(ADDRESS)
+        listener.bind(launchctl.ADDRESS)
         listener.listen(CALLERS)
         listener.setblocking(False)
         return listener
@@ -176,25 +174,26 @@ class Launchd:
         with contextlib.suppress(OSError):
             data = caller.recv(CALL_BYTES)
             text = self.callers[caller] = self.callers[caller] + data
-            if data and b"\n" not in text and len(text) <= CALL_BYTES:
+            whole = text.endswith(launchctl.END)
+            if data and not whole and len(text) <= CALL_BYTES:
                 return
-            if self.daemons is not None and text.endswith(b"\n"):
+            if self.daemons is not None and whole:
                 user = struct.unpack("3i", caller.getsockopt(socket.SOL_SOCKET, SO_PEERCRED, 12))[1]
-                call = json.loads(text)
-                if isinstance(call, dict) and user == 0:
+                call = launchctl.arguments_of(text)
+                network = call[:1] == ["--network"]
+                if network and user == 0:
                     watched.unregister(caller)
                     del self.callers[caller]
-                    self.ask(caller, call.get("network"))
+                    self.ask(caller, call[1:])
                     return
-                reply = self.daemons.answer(call, user)._asdict() if isinstance(call, list) else NO_ROOT
-                caller.sendall(json.dumps(reply).encode())
+                caller.sendall(launchctl.answer_of(*(NO_ROOT if network else self.daemons.answer(call, user))))
         watched.unregister(caller)
         del self.callers[caller]
         caller.close()
 
-    def ask(self, caller: socket.socket, argv: object) -> None:
+    def ask(self, caller: socket.socket, argv: list[str]) -> None:
         """Request a change of the network settings from the supervisor; a call of ``answer`` follows."""
-        if len(self.asked) >= CALLERS or not isinstance(argv, list) or not argv:
+        if len(self.asked) >= CALLERS or not argv:
             caller.close()
             return
         self.questions += 1
@@ -207,7 +206,7 @@ class Launchd:
         if caller is not None:
             with contextlib.suppress(OSError), caller:
                 caller.setblocking(True)
-                caller.sendall(json.dumps({name: order[name] for name in ("code", "stdout", "stderr")}).encode())
+                caller.sendall(launchctl.answer_of(order["code"], order["stdout"], order["stderr"]))
 
     def wait_seconds(self, recording: bool) -> float | None:
         """How long to wait for orders at most."""

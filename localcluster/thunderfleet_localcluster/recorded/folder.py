@@ -33,7 +33,7 @@ def write_machine(layout: Layout, machine: MachineLayout, folder: Path, damage: 
         # Texts of a network service that was deleted.
         if path.name not in found:
             path.unlink(missing_ok=True)
-    client = [sys.executable, "-S", "-s", str(Path(launchctl.__file__))] if layout.mode == "namespaces" else []
+    client = [sys.executable, "-I", "-S", str(Path(launchctl.__file__))] if layout.mode == "namespaces" else []
     for name, script in commands(layout, machine, texts_folder, client).items():
         how = (damage or {}).get(name)
         if how is None:

@@ -83,9 +83,10 @@ RESET_STEPS = (
     "[reset] removed /var/lib/thunderfleet/joined.json",
     "[reset] removed /var/lib/thunderfleet/control-plane",
 )
-# Runs a command, and prints the command lines with a text while it runs. Its own have it as an argument.
+# Runs a command, and prints the command lines with a text while it runs. Its own have it as an argument. A Python that gets the
+# text starts for longer than the pause between two looks.
 WATCHED = """
-import os, subprocess, sys
+import os, subprocess, sys, time
 secret, seen, mine = sys.argv[1].encode(), set(), {os.getpid(), os.getppid()}
 command = subprocess.Popen(sys.argv[2:])
 while command.poll() is None:
@@ -97,6 +98,7 @@ while command.poll() is None:
             continue
         if secret in words and int(pid) not in mine:
             seen.add(words)
+    time.sleep(0.01)
 print("processes with the token:", sorted(seen))
 sys.exit(command.returncode)
 """
@@ -375,7 +377,8 @@ def test_init_again_changes_nothing(macs: tuple[Mac, Mac]) -> None:
     mac = macs[0]
     before = mac.pids()
     chart = str(Path(__file__).resolve().parents[3] / "charts/thunderfleet")
-    mac.helm("upgrade", "thunderfleet", chart, "--reuse-values", "--set", "dashboard.enabled=false")
+    # Later tests need no hub: pods that look for their models there would only fail, each after its start.
+    mac.helm("upgrade", "thunderfleet", chart, "--reuse-values", "--set", "dashboard.enabled=false,hub.enabled=false")
     said = mac.run(mac.program, "init")
     assert json.loads(mac.helm("get", "values", "thunderfleet", "-o", "json"))["dashboard"] == {"enabled": False}
     assert "[certificates] new: none" in said

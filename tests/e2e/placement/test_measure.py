@@ -6,6 +6,7 @@ Links report the rates that the kernel allows, placements use the faster cable, 
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import sys
@@ -262,7 +263,7 @@ def test_a_placement_takes_the_faster_cable_and_nothing_measures_beside_it(line:
 
 # Run on a machine: the rank of every two-rank group that is measured there, by process id.
 CENSUS = """
-import json, os
+import os
 found = {}
 for pid in filter(str.isdigit, os.listdir("/proc")):
     try:
@@ -271,21 +272,22 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
     except OSError:
         continue
     if "measure-child" in words and state != "Z":
+        import json
         order = json.loads(words[words.index("measure-child") + 1])
         if order["what"] == "pair":
             found[pid] = order["rank"]
-print(json.dumps(found))
+print(found)
 """
-# It starts a process on each Mac.
+# It starts a process on each Mac, again and again.
 CENSUS_PAUSE_SECONDS = 0.5
 AGENT = "thunderfleet-agent ru[n]"
 
 
 def ranks(line: Line, mac: str) -> dict[str, int]:
     """Process id and rank of the processes that measure cables on that Mac."""
-    ran = line.run(mac, sys.executable, "-S", "-c", CENSUS)
+    ran = line.run(mac, sys.executable, "-I", "-S", "-c", CENSUS)
     assert ran.returncode == 0, ran.stderr
-    found: dict[str, int] = json.loads(ran.stdout)
+    found: dict[str, int] = ast.literal_eval(ran.stdout)
     return found
 
 

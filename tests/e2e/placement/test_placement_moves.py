@@ -48,10 +48,12 @@ def line() -> Iterator[Line]:
 def as_found(line: Line) -> Iterator[None]:
     """Makes every Mac usable again after a test, also after a failed one."""
     yield
-    for mac in line.macs:
-        line.kubectl("uncordon", mac)
-        if "team" in [taint["key"] for taint in line.json("get", "node", mac)["spec"].get("taints", [])]:
-            line.kubectl("taint", "node", mac, "team-")
+    for node in line.items("nodes"):
+        name, spec = node["metadata"]["name"], node["spec"]
+        if spec.get("unschedulable"):
+            line.kubectl("uncordon", name)
+        if "team" in [taint["key"] for taint in spec.get("taints", [])]:
+            line.kubectl("taint", "node", name, "team-")
 
 
 def alone_on(mac: str, **more: object) -> Json:

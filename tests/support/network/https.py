@@ -25,10 +25,12 @@ def get(connection: http.client.HTTPSConnection, path: str) -> tuple[int, bytes]
     return ask(connection, "GET", path)
 
 
-def ask(connection: http.client.HTTPSConnection, method: str, path: str, body: str | None = None) -> tuple[int, bytes]:
-    """Status and body of the response to one request; ``body`` is JSON. Raises OSError as ``get`` does."""
+def ask(
+    connection: http.client.HTTPSConnection, method: str, path: str, body: str | None = None, kind: str = "application/json"
+) -> tuple[int, bytes]:
+    """Status and body of the response to one request; ``body`` is JSON of this ``kind``. Raises OSError as ``get`` does."""
     try:
-        connection.request(method, path, body, {"Content-Type": "application/json"} if body else {})
+        connection.request(method, path, body, {"Content-Type": kind} if body else {})
         response = connection.getresponse()
         return response.status, response.read()
     except http.client.HTTPException as error:

@@ -172,6 +172,18 @@ def test_certificates_are_read_and_requested_on_a_machine_that_can_start_no_proc
     assert Pair(key, sign(request)).facts.user == "system:node:studio-1"
 
 
+def test_a_process_that_joins_and_ends_works_with_certificates_itself(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with oneoff.here(certificate_process.WORK):
+        key, request = certificate_process.new_request("studio-1")
+        assert Pair(key, sign(request)).facts.user == "system:node:studio-1"
+    assert caplog.text == ""
+    certificate_process.new_request("studio-1")
+    assert "working without it" in caplog.text, "only there"
+
+
 class Signer:
     """An API server that accepts one request, and signs it when ``ready`` or denies it."""
 

@@ -2,14 +2,17 @@
 
 import json
 import os
+import selectors
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from thunderfleet_localcluster.machines import descendants, launchd
+from thunderfleet_localcluster.machines import descendants, launchctl, launchd
+from thunderfleet_localcluster.machines.jobs import Jobs
 
 from tests.support.processes import alive
 from tests.support.waiting import until
@@ -116,3 +119,37 @@ def test_ps_does_not_count_itself() -> None:
     table = descendants._parents_by_ps()
     assert table[os.getpid()] == os.getppid()
     assert os.getpid() not in table.values()
+
+
+def test_launchctl_hands_its_arguments_to_launchd_and_prints_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launchctl, "ADDRESS", str(tmp_path / "launchd"))
+    first = launchd.Launchd(True, Jobs(str(tmp_path), str(tmp_path / "disabled"), "/recorded/bin"))
+    said: list[dict[str, Any]] = []
+    monkeypatch.setattr(first, "say", lambda **event: said.append(event))
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        """Exit code, output and errors of a launchctl in another thread; this one is launchd."""
+        codes: list[int] = []
+        caller = threading.Thread(target=lambda: codes.append(launchctl.main(list(arguments))))
+        caller.start()
+        while caller.is_alive():
+            for key, _ in watched.select(0.01):
+                first.look(key, watched)
+            if said:
+                first.answer({"id": said.pop()["id"], "code": 4, "stdout": "two\nlines\n", "stderr": "é\n"})
+        caller.join()
+        return codes[0], *capsys.readouterr()
+
+    with first.listen() as listener, selectors.DefaultSelector() as watched:
+        watched.register(listener, selectors.EVENT_READ, "launchctl")
+        code, output, errors = call("print", "system/no such")
+        assert (code, output) == (113, "") and "no such" in errors
+        assert call("print-disabled", "system") == (0, "\tdisabled services = {\n\t}\n", "")
+        assert call()[0] == 64
+        monkeypatch.setattr(launchd.struct, "unpack", lambda *_: (0, 0, 0))
+        assert call("--network", "ifconfig", "", "é x\n") == (4, "two\nlines\n", "é\n")
+        monkeypatch.setattr(launchd.struct, "unpack", lambda *_: (0, 501, 0))
+        assert call("--network", "ifconfig") == launchd.NO_ROOT
+    assert launchctl.arguments_of(launchctl.call_of(["ifconfig", "", "é x\n"])) == ["ifconfig", "", "é x\n"]
