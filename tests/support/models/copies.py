@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import hashlib
 import itertools
-import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path as FilePath
 
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from thunderfleet_agent.copies.chunks import CHUNK_BYTES
 from thunderfleet_agent.copies.server import CopyServer
 from thunderfleet_agent.copies.shelf import Shelf
@@ -43,9 +43,8 @@ def entry(path: str, content: bytes, *, git: bool = False) -> FileEntry:
 
 
 def content(seed: int, size: int) -> bytes:
-    """Bytes that depend on the seed only."""
-    blocks = (random.Random(seed * 2**20 + at).randbytes(min(2**20, size - at)) for at in range(0, size, 2**20))
-    return b"".join(blocks)
+    """Bytes that depend on the seed only: the stream of a cipher, because ``random`` takes a hundred times as long."""
+    return Cipher(algorithms.AES(seed.to_bytes(16, "big")), modes.CTR(bytes(16))).encryptor().update(bytes(size))
 
 
 def manifest(files: Mapping[str, bytes], *, repository: str = REPOSITORY, commit: str = COMMIT) -> Manifest:

@@ -54,10 +54,15 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
 @pytest.fixture(scope="session")
 def render(helm: Helm, chart: Path) -> Render:
     """The objects of a release: ``render("--set", "a=b")``."""
+    texts: dict[tuple[str, ...], str] = {}
 
     def run(*arguments: str) -> list[Json]:
-        done = helm("template", "thunderfleet", chart, "--namespace", "thunderfleet-system", *arguments)
-        assert done.returncode == 0, done.stderr
-        return documents(done.stdout)
+        # A file of values may have changed.
+        if arguments not in texts or "--values" in arguments:
+            done = helm("template", "thunderfleet", chart, "--namespace", "thunderfleet-system", *arguments)
+            assert done.returncode == 0, done.stderr
+            texts[arguments] = done.stdout
+        # Parsed again, because a test may change its objects.
+        return documents(texts[arguments])
 
     return run
