@@ -471,7 +471,7 @@ class ModelDeploymentSpec(ApiModel):
         default=False,
         description="If true, all groups are stopped when their requests have ended, and requests do not start them.",
     )
-    priority_class_name: SecretName | None = Field(
+    priority_class_name: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
         default=None,
         description="Name of the PriorityClass of the pods. A change applies to pods that are created later, and restarts no "
         "group. Models with autoscaling.minReplicas 0 that name the same class can be stopped to make room for "

@@ -3,6 +3,7 @@
 import json
 import os
 import selectors
+import struct
 import subprocess
 import sys
 import threading
@@ -148,8 +149,8 @@ def test_launchctl_hands_its_arguments_to_launchd_and_prints_the_answer(
         assert (code, output) == (113, "") and "no such" in errors
         assert call("print-disabled", "system") == (0, "\tdisabled services = {\n\t}\n", "")
         assert call()[0] == 64
-        monkeypatch.setattr(launchd.struct, "unpack", lambda *_: (0, 0, 0))
+        monkeypatch.setattr(struct, "unpack", lambda *_: (0, 0, 0))
         assert call("--network", "ifconfig", "", "é x\n") == (4, "two\nlines\n", "é\n")
-        monkeypatch.setattr(launchd.struct, "unpack", lambda *_: (0, 501, 0))
+        monkeypatch.setattr(struct, "unpack", lambda *_: (0, 501, 0))
         assert call("--network", "ifconfig") == launchd.NO_ROOT
     assert launchctl.arguments_of(launchctl.call_of(["ifconfig", "", "é x\n"])) == ["ifconfig", "", "é x\n"]
