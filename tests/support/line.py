@@ -213,6 +213,10 @@ class Line:
                 done = self.cluster.kubectl(*arguments, seconds=COMMAND_SECONDS, check=False)
                 parts.append(f"--- {title}\n{done.stdout or done.stderr}")
 
+        conditions = "{range .items[*]}{.metadata.name}: {.spec.taints} {.status.conditions}{'\\n'}{end}"
+        add("conditions of Nodes", "get", "nodes", "-o", f"jsonpath={conditions}")
+        renewed = "custom-columns=NODE:.metadata.name,RENEWED:.spec.renewTime"
+        add("Leases of Nodes", "get", "leases", "-n", "kube-node-lease", "-o", renewed)
         add("pods and deployments", "get", "md,pods", "-A", "-o", "wide")
         for deployment in self.deployments:
             add(f"describe {deployment.name}", "describe", "md", deployment.name, "-n", deployment.namespace)
