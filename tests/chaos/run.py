@@ -96,7 +96,7 @@ class Runner:
         self.line.forget(other)
 
     def _episode(self, seed: int, episode: Episode) -> Iterator[Record]:
-        wait_for(self.line.ready_machines, "all machines are Ready", RECOVER_SECONDS)
+        wait_for(self._all_take_pods, "all machines are Ready and take pods", RECOVER_SECONDS)
         start = episode.steps[0].stage
         benchmark = any(step.stage is Stage.BENCHMARK for step in episode.steps)
         held, slowed = stages.prepare(self.line, episode.shape, start) if start in START else ([], False)
@@ -127,6 +127,11 @@ class Runner:
                     self.line.cluster.machines[name].thaw_kubelet()
             else:
                 self._clear(deployment)
+
+    def _all_take_pods(self) -> bool:
+        """Whether no fault of the last deployment has left a taint: kubelets may be frozen before the next one is placed."""
+        taints = (taint["key"] for node in self.api.items("/api/v1/nodes") for taint in node["spec"].get("taints") or [])
+        return self.line.ready_machines() and not any(key.startswith("node.kubernetes.io/") for key in taints)
 
     def _clear(self, deployment: Deployment) -> None:
         """Deletes the deployment, in whatever state the faults left it."""
