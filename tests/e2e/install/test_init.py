@@ -377,8 +377,7 @@ def test_init_again_changes_nothing(macs: tuple[Mac, Mac]) -> None:
     mac = macs[0]
     before = mac.pids()
     chart = str(Path(__file__).resolve().parents[3] / "charts/thunderfleet")
-    # Later tests need no hub: pods that look for their models there would only fail, each after its start.
-    mac.helm("upgrade", "thunderfleet", chart, "--reuse-values", "--set", "dashboard.enabled=false,hub.enabled=false")
+    mac.helm("upgrade", "thunderfleet", chart, "--reuse-values", "--set", "dashboard.enabled=false")
     said = mac.run(mac.program, "init")
     assert json.loads(mac.helm("get", "values", "thunderfleet", "-o", "json"))["dashboard"] == {"enabled": False}
     assert "[certificates] new: none" in said
