@@ -59,8 +59,6 @@ ANNOTATION_SIGNATURE: Final = f"{GROUP}/signature"
 
 ANNOTATION_START_AT_BOOT: Final = f"{GROUP}/start-at-boot"
 """On pods, ``true``: the kubelet that adopts the pod runs it before the API server answers, with its volumes as they are."""
-ANNOTATION_NICE: Final = f"{GROUP}/nice"
-"""On pods on Macs: the nice value of their processes, -20 to 19. Below 0, they come before other programs of the Mac."""
 ANNOTATION_BACKUP: Final = f"{GROUP}/backup"
 """On the Node of a Mac with a control plane: when `thunderfleet backup` last saved it (RFC 3339)."""
 

@@ -117,10 +117,9 @@ class Api:
             if "/pods/" in path
         }
 
-    def add_pod(self, name: str, spec: Json, uid: str | None = None, **annotations: str) -> Json:
-        metadata = {"name": name, "namespace": "default", "uid": uid or str(uuid.uuid4()), "generation": 1}
+    def add_pod(self, name: str, spec: Json, uid: str | None = None) -> Json:
         pod = {
-            "metadata": {**metadata, "annotations": annotations},
+            "metadata": {"name": name, "namespace": "default", "uid": uid or str(uuid.uuid4()), "generation": 1},
             "spec": {"hostNetwork": True, "restartPolicy": "Never", "terminationGracePeriodSeconds": 5, **spec},
             "status": {"phase": "Pending"},
         }

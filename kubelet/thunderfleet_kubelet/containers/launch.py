@@ -44,8 +44,6 @@ class Launch:
     stdin: bool = False
     stdin_once: bool = False
     tty: bool = False
-    nice: int = 0
-    """The nice value of its processes. Only root can lower that of a process."""
 
 
 async def make_sandbox(folder: PodFolder, container: str, number: int) -> Path:
@@ -109,7 +107,6 @@ def prepare(folder: PodFolder, container: str, launch: Launch) -> None:
         "stdin": launch.stdin,
         "stdinOnce": launch.stdin_once,
         "tty": launch.tty,
-        "nice": launch.nice,
     }
     give_away(sandbox, launch.user)
     os.mkfifo(attempt / "alive", 0o600)

@@ -61,6 +61,9 @@ class GpuMemory:
             self._limit_mb, self._bytes, self._estimated = limit, recorded, self._clock()
             return recorded
         metal = await self._metal()
+        if metal is None and self._bytes is not None and limit == self._limit_mb:
+            # MLX has answered before, and an estimate is worse.
+            return self._bytes
         found = gpu_memory_limit(self._total, limit, metal)
         if metal is not None:
             self._record(self._total, limit, found)

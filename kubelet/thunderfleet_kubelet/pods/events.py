@@ -66,7 +66,7 @@ class Recorder:
     ) -> None:
         """Records an Event about ``pod`` or one of its containers.
 
-        ``series``: what makes it the same as an earlier one, if its messages differ each time; the Event has the last one.
+        ``series``: what makes it the same as an earlier one, although messages differ. It has the message of its last write.
         """
         metadata = pod["metadata"]
         reference: Json = {

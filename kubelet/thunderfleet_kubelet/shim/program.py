@@ -6,12 +6,12 @@ import signal
 
 
 class Program:
-    """What to run. ``groups``: supplementary groups. ``nice``: its nice value."""
+    """What to run. ``groups``: supplementary groups."""
 
     def __init__(
-        self, argv: list[str], env: dict[str, str], cwd: str, uid: int | None, gid: int | None, groups: list[int], nice: int = 0
+        self, argv: list[str], env: dict[str, str], cwd: str, uid: int | None, gid: int | None, groups: list[int]
     ) -> None:
-        self.argv, self.env, self.cwd, self.uid, self.gid, self.groups, self.nice = argv, env, cwd, uid, gid, groups, nice
+        self.argv, self.env, self.cwd, self.uid, self.gid, self.groups = argv, env, cwd, uid, gid, groups
 
 
 def become(uid: int | None, gid: int | None, groups: list[int]) -> None:
@@ -23,14 +23,6 @@ def become(uid: int | None, gid: int | None, groups: list[int]) -> None:
         os.setgroups(groups)
     if uid is not None and uid != os.geteuid():
         os.setuid(uid)
-
-
-def prefer(nice: int) -> None:
-    """Sets the nice value of this process, whatever the kubelet's is. Only root can lower it; without root, it stays."""
-    try:
-        os.setpriority(os.PRIO_PROCESS, 0, nice)
-    except PermissionError:
-        return
 
 
 def run_program(program: Program, out: int, err: int, report: int, stdin: int = -1, tty: bool = False) -> None:
@@ -51,7 +43,6 @@ def run_program(program: Program, out: int, err: int, report: int, stdin: int = 
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         os.umask(0o022)
-        prefer(program.nice)
         become(program.uid, program.gid, program.groups)
         os.chdir(program.cwd)
         execute(program.argv, program.env)

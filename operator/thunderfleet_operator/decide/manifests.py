@@ -29,7 +29,6 @@ from thunderfleet_crds.kinds.modeldeployment import ModelDeployment, RuntimeSpec
 from thunderfleet_crds.meta.podmetadata import pod_group
 from thunderfleet_crds.names import (
     ANNOTATION_HASH,
-    ANNOTATION_NICE,
     ANNOTATION_PORTS,
     ANNOTATION_REASON,
     ANNOTATION_SIGNATURE,
@@ -76,10 +75,6 @@ FROZEN_PROBES, FROZEN_TIMEOUT = 2, 3
 """The kubelet restarts a supervisor that has not answered two probes in a row within three seconds each, so at most ten seconds
 after it froze. The other supervisors of its group count it as lost after three seconds, so the restart costs the group nothing.
 The kubelet probes from the same Mac, so a network that is down, or a Mac that sleeps, causes no restart."""
-
-
-NICE = -10
-"""The nice value of ranks. All ranks of a group wait for one that waits for a processor, and people work on their Macs, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +313,7 @@ def pod(
     grouped, counted = pod_group(wanted.labels, plan.name, plan.world_size)
     metadata["labels"] = {**wanted.labels, **grouped, **metadata["labels"]}
     # A group whose Macs were off serves again while the control plane starts, and without one that stays off.
-    own = {ANNOTATION_PORTS: json.dumps(held), ANNOTATION_START_AT_BOOT: "true", ANNOTATION_NICE: str(NICE)}
+    own = {ANNOTATION_PORTS: json.dumps(held), ANNOTATION_START_AT_BOOT: "true"}
     metadata["annotations"] = {**wanted.annotations, **counted, **own, **scraped}
     volumes: list[Manifest] = [
         {"name": "plan", "configMap": {"name": plan.name}},

@@ -164,27 +164,6 @@ async def test_the_operators_pods_have_host_folders_and_are_not_root(operator: K
     assert "must not run as user 0" in await verdict(operator, pod(**MAC, **DIRTY))
 
 
-NICE = "thunderfleet.io/nice"
-
-
-async def test_only_the_operators_pods_come_before_other_programs_of_a_mac(tenant: Kube, operator: Kube) -> None:
-    def nice(value: str, **spec: Any) -> Json:
-        made = pod(**MAC, **spec)
-        made["metadata"]["annotations"] = {NICE: value}
-        return made
-
-    assert f"must not have the annotation {NICE}: -1, because" in await verdict(tenant, nice("-1"))
-    assert await verdict(tenant, nice("19")) == ""
-    assert await verdict(operator, nice("-10", **HOST)) == ""
-    gated = await tenant.create(PODS, nice("5", schedulingGates=[{"name": "example.com/later"}]))
-    path = f"{PODS}/{gated['metadata']['name']}"
-    with pytest.raises(ApiError, match=f"{NICE}: -20"):
-        await tenant.patch(path, {"metadata": {"annotations": {NICE: "-20"}}})
-    await tenant.patch(path, {"metadata": {"annotations": {NICE: None}}})
-    with pytest.raises(ApiError, match=f"{NICE}: -20"):
-        await tenant.patch(path, {"metadata": {"annotations": {NICE: "-20"}}})
-
-
 async def test_the_operators_name_in_a_pod_is_not_the_operator(tenant: Kube) -> None:
     forged = pod(**MAC, **HOST)
     # The label of the operator's objects is another policy's matter.

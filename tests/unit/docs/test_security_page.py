@@ -507,14 +507,6 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "pod-host",
     ),
     "The priority classes `system-cluster-critical`": ("pod-priority", f"{ON_MACS}::test_a_tenant_gets_no_rights_on_macs"),
-    "The annotation `thunderfleet.io/nice` sets": (
-        "unit/kubelet/pods/test_pods_running.py::test_processes_have_the_nice_value_of_their_pod",
-    ),
-    "Values below 0 are refused": (f"{ON_MACS}::test_only_the_operators_pods_come_before_other_programs_of_a_mac",),
-    "The operator's pods have -10": ("unit/operator/groups/test_manifests.py",),
-    "The process that reads the bodies of requests has 0": (
-        "unit/runner/api/test_intake_process.py::test_what_clients_send_does_not_take_processors_from_ranks",
-    ),
     "Ids below 1000": ADVICE,
     "Accounts of a directory service": ADVICE,
     "A container sees the files of the Mac": ADVICE,

@@ -4,7 +4,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
 
 from thunderfleet_lib.kube import Json
 
@@ -117,9 +116,12 @@ class Prober:
             if not success and not self._is_stopping(name, attempt.number):
                 # Until a container has started, and until it is ready for the first time, its probes fail without a fault.
                 fault = been_healthy or (kind == "startup" and decided)
-                level: Literal["Normal", "Warning"] = "Warning" if fault else "Normal"
-                # A program that starts says something else each time.
-                context.event(level, "Unhealthy", f"{kind.capitalize()} probe failed: {output}", name, f"{kind} probe")
+                text = f"{kind.capitalize()} probe failed: {output}"
+                if fault:
+                    context.event("Warning", "Unhealthy", text, name)
+                else:
+                    # A program that starts says something else each time.
+                    context.event("Normal", "Unhealthy", text, name, series=f"{kind} probe")
             if decided:
                 self._apply(kind, name, success)
                 if kind == "startup" and success:

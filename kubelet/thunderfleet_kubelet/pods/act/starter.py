@@ -17,7 +17,7 @@ from thunderfleet_kubelet.pods.act.mounter import Mounter
 from thunderfleet_kubelet.pods.context import PodContext
 from thunderfleet_kubelet.pods.decide.lifecycle import PROBLEM_LIMIT_SECONDS
 from thunderfleet_kubelet.pods.decide.observed import Problem
-from thunderfleet_kubelet.pods.decide.podspec import grace_of, nice_of
+from thunderfleet_kubelet.pods.decide.podspec import grace_of
 
 RETRY = Backoff(10.0, PROBLEM_LIMIT_SECONDS)
 """The delays between tries of a container that cannot be created."""
@@ -116,7 +116,6 @@ class Starter:
             stdin=bool(container.get("stdin")),
             stdin_once=bool(container.get("stdinOnce")),
             tty=bool(container.get("tty")),
-            nice=nice_of(context.pod),
         )
 
     def _started(self, name: str, number: int) -> bool:

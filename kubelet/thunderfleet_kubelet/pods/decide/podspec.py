@@ -1,9 +1,8 @@
 """Reads a pod's spec and metadata, with the API's defaults applied. Pure."""
 
-import re
 from typing import Any
 
-from thunderfleet_crds.names import ANNOTATION_NICE, ANNOTATION_START_AT_BOOT
+from thunderfleet_crds.names import ANNOTATION_START_AT_BOOT
 
 from thunderfleet_kubelet.timestamps import parse_time
 
@@ -108,14 +107,6 @@ def starts_at_boot(pod: Json) -> bool:
     one. The pods of the operator may: all ranks of a group have to agree before one of them serves.
     """
     return (pod["metadata"].get("annotations") or {}).get(ANNOTATION_START_AT_BOOT) == "true"
-
-
-def nice_of(pod: Json) -> int:
-    """The nice value of the pod's processes, -20 to 19. Raises ValueError for an annotation that is none."""
-    text = str((pod["metadata"].get("annotations") or {}).get(ANNOTATION_NICE, "0"))
-    if not re.fullmatch("-?[0-9]{1,2}", text) or not -20 <= int(text) <= 19:
-        raise ValueError(f"annotation {ANNOTATION_NICE} must be a whole number from -20 to 19, not {text[:20]!r}")
-    return int(text)
 
 
 def is_critical(pod: Json) -> bool:

@@ -146,10 +146,14 @@ async def test_a_kubelet_that_starts_uses_the_recorded_answer_and_asks_later(mac
     gpu = starting()
     assert await gpu.read(0) == 430 * GIB
     assert asked(metal) == 1, "pods would wait for MLX"
+    (metal / "bytes").write_text("many")
     now = RETRY_SECONDS
+    assert await gpu.read(0) == 430 * GIB, "an estimate is worse"
+    (metal / "bytes").write_text(str(440 * GIB))
+    now = 2 * RETRY_SECONDS
     assert await gpu.read(0) == 440 * GIB
     assert await starting().read(0) == 440 * GIB
-    assert asked(metal) == 2
+    assert asked(metal) == 3
 
     # The limit was changed while no kubelet ran.
     (metal / "bytes").write_text(str(480 * GIB))

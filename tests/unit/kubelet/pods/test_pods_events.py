@@ -57,7 +57,7 @@ async def test_a_repeated_event_counts_up_the_one_whose_answer_was_lost(api: Api
         await until_async(lambda: seen(api) == [("BackOff", 2)], seconds=60, describe=lambda: str(api.events))
 
 
-async def test_events_of_a_series_are_one_with_the_last_message(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_events_of_a_series_are_one_with_the_message_of_the_last_write(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     pod = api.add_pod("web", {"containers": [sh("true")]})
     async with recorder(api) as made:
         made.pod(pod, "Normal", "Unhealthy", "Readiness probe failed: loading", "main", "readiness probe")

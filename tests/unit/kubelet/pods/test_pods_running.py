@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thunderfleet_crds.names import ANNOTATION_NICE
 from thunderfleet_kubelet.containers import launch, leftovers
 from thunderfleet_kubelet.containers.folder import PodFolder
 from thunderfleet_kubelet.containers.inputs import user, volumes
@@ -49,33 +48,6 @@ async def test_pod_runs_to_its_end(world: World) -> None:
     assert {c["type"]: c["status"] for c in status["conditions"]}["PodScheduled"] == "True"
     assert sorted((await world.log("one")).splitlines()) == ["hello", "oops"]
     assert {"Pulled", "Created", "Started"} <= set(world.api.reasons())
-
-
-@pytest.mark.parametrize("nice", [7, -3, None])
-async def test_processes_have_the_nice_value_of_their_pod(nice: int | None, world: World) -> None:
-    await world.boot()
-    # The kubelet's own nice value is not that of its pods.
-    before = os.getpriority(os.PRIO_PROCESS, 0)
-    os.setpriority(os.PRIO_PROCESS, 0, before + 2)
-    try:
-        annotations = {} if nice is None else {ANNOTATION_NICE: str(nice)}
-        world.api.add_pod("one", {"containers": [sh("nice")]}, **annotations)
-        await world.phase("one", "Succeeded")
-    finally:
-        if os.geteuid() == 0:
-            os.setpriority(os.PRIO_PROCESS, 0, before)
-    # Only root may lower it.
-    assert int(await world.log("one")) == (nice or 0 if os.geteuid() == 0 else max(nice or 0, before + 2))
-
-
-@pytest.mark.parametrize("nice", ["20", "-21", "high", "", "+5", "1.5", "\u0665"])
-async def test_a_nice_value_that_is_none_is_named(nice: str, world: World) -> None:
-    await world.boot()
-    world.api.add_pod("one", {"containers": [sh("echo up")]}, **{ANNOTATION_NICE: nice})
-    await world.until(lambda: "waiting" in state(world.api.pod("one")["status"]))
-    waiting = state(world.api.pod("one")["status"])["waiting"]
-    assert waiting["reason"] == "CreateContainerConfigError"
-    assert waiting["message"] == f"annotation {ANNOTATION_NICE} must be a whole number from -20 to 19, not {nice!r}"
 
 
 async def test_pod_ends_politely_when_deleted(world: World) -> None:

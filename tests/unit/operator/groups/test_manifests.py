@@ -100,7 +100,6 @@ def test_the_pod_of_a_rank() -> None:
             "annotations": {
                 "thunderfleet.io/ports": json.dumps({"gateway": 20000, "control": 20001, "ring": [21000, 21001]}),
                 "thunderfleet.io/start-at-boot": "true",
-                "thunderfleet.io/nice": "-10",
                 "prometheus.io/scrape": "true",
                 "prometheus.io/port": "20000",
             },

@@ -46,26 +46,6 @@ class Watched:
             return (await self.intake.prepare("completion", body, LIMITS)).prompt.count
 
 
-PREFERRED = """
-import os, sys
-from thunderfleet_runner import framing
-from thunderfleet_runner.intake import __main__ as intake, answering
-if os.geteuid() == 0:
-    os.setpriority(os.PRIO_PROCESS, 0, -3)
-framing.inherited = lambda environment: None
-intake.load = lambda folder: None
-answering.serve = lambda end, tokenizer: print(os.getpriority(os.PRIO_PROCESS, 0))
-sys.argv[1:] = ["--model", "m", "--cold"]
-intake.main()
-"""
-
-
-def test_what_clients_send_does_not_take_processors_from_ranks() -> None:
-    found = subprocess.run([sys.executable, "-c", PREFERRED], capture_output=True, text=True, check=True, timeout=60)
-    # Only root can start it with a higher priority.
-    assert int(found.stdout) == max(0, os.getpriority(os.PRIO_PROCESS, 0) if os.geteuid() else 0)
-
-
 @pytest.fixture
 async def watched() -> AsyncIterator[Watched]:
     watched = Watched()
