@@ -83,10 +83,9 @@ RESET_STEPS = (
     "[reset] removed /var/lib/thunderfleet/joined.json",
     "[reset] removed /var/lib/thunderfleet/control-plane",
 )
-# Runs a command, and prints the command lines with a text while it runs. Its own have it as an argument. A Python that gets the
-# text starts for longer than the pause between two looks.
+# Runs a command, and prints the command lines with a text while it runs. Its own have it as an argument.
 WATCHED = """
-import os, subprocess, sys, time
+import os, subprocess, sys
 secret, seen, mine = sys.argv[1].encode(), set(), {os.getpid(), os.getppid()}
 command = subprocess.Popen(sys.argv[2:])
 while command.poll() is None:
@@ -98,7 +97,6 @@ while command.poll() is None:
             continue
         if secret in words and int(pid) not in mine:
             seen.add(words)
-    time.sleep(0.01)
 print("processes with the token:", sorted(seen))
 sys.exit(command.returncode)
 """

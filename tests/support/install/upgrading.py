@@ -12,10 +12,9 @@ from thunderfleet_localcluster.client.cluster import Cluster
 
 SECONDS = 60
 
-# Asks a model until a file appears, then writes the number of requests and what went wrong, as JSON. It pauses for less time
-# than any program takes to restart; without a pause, it would keep the processors busy for as long as an upgrade takes.
+# Asks a model until a file appears, then writes the number of requests and what went wrong, as JSON.
 ASKER = """
-import json, os, sys, time, urllib.request
+import json, os, sys, urllib.request
 url, result = sys.argv[1] + "/completions", sys.argv[2]
 asked, failed = 0, []
 while not os.path.exists(result + ".stop"):
@@ -26,7 +25,6 @@ while not os.path.exists(result + ".stop"):
         urllib.request.urlopen(request, timeout=30).read()
     except OSError as error:
         failed.append(str(error))
-    time.sleep(0.1)
 with open(result + ".part", "w") as file:
     json.dump([asked, failed], file)
 os.rename(result + ".part", result)

@@ -4,7 +4,6 @@ import base64
 import json
 import stat
 import tarfile
-import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -92,18 +91,6 @@ def test_a_long_text_takes_time_in_proportion_to_its_length(piece: str) -> None:
     """Any user can give a pod an annotation of 256 KiB, and a pod can write a line of a megabyte to its log."""
     # With a pattern that goes over a text again for each of its characters, this would take hours.
     redact_text(piece * (256 * 1024 // len(piece)))
-
-
-def test_a_text_without_the_name_of_a_secret_takes_a_part_of_the_time() -> None:
-    """A support archive has up to 1000 logs of a megabyte, whose texts users choose."""
-
-    def seconds(text: str) -> float:
-        began = time.process_time()
-        redact_text(text)
-        return time.process_time() - began
-
-    word = "a" * 256 * 1024
-    assert min(seconds(word) for _ in range(3)) < 0.7 * min(seconds(f"{word} token") for _ in range(3))
 
 
 @pytest.mark.parametrize("name", ["to\u212aen", "pa\u017f\u017fword", "\u017fecret", "credent\u0131al", "\u212aey_data"])
