@@ -60,10 +60,11 @@ class GpuMemory:
         if self._bytes is None and (recorded := self._recorded(self._total, limit)) is not None:
             self._limit_mb, self._bytes, self._estimated = limit, recorded, self._clock()
             return recorded
-        metal = await self._metal()
-        if metal is None and self._bytes is not None and limit == self._limit_mb:
+        kept = self._bytes if limit == self._limit_mb else None
+        metal = await self._metal("it is estimated" if kept is None else "the last value stays in use")
+        if metal is None and kept is not None:
             # MLX has answered before, and an estimate is worse.
-            return self._bytes
+            return kept
         found = gpu_memory_limit(self._total, limit, metal)
         if metal is not None:
             self._record(self._total, limit, found)
@@ -102,7 +103,8 @@ class GpuMemory:
     def _is_old(self) -> bool:
         return self._estimated is not None and self._clock() - self._estimated >= RETRY_SECONDS
 
-    async def _metal(self) -> int | None:
+    async def _metal(self, otherwise: str) -> int | None:
+        """What MLX answers; None, and a warning, if it does not. ``otherwise``: what happens then."""
         self._estimated = None
         answer = await self._commands.run(*COMMAND, seconds=SECONDS)
         problem: object = answer
@@ -112,5 +114,5 @@ class GpuMemory:
         except ParseError as error:
             problem = error
         self._estimated = self._clock()
-        log.warning("MLX does not report how much memory the GPU may use, so it is estimated: %s", problem)
+        log.warning("MLX does not report how much memory the GPU may use, so %s: %s", otherwise, problem)
         return None

@@ -134,7 +134,9 @@ async def test_memory_is_estimated_while_mlx_fails_and_mlx_is_asked_again(
     assert await gpu.read(0) == 430 * GIB
 
 
-async def test_a_kubelet_that_starts_uses_the_recorded_answer_and_asks_later(mac: Path, metal: Path, tmp_path: Path) -> None:
+async def test_a_kubelet_that_starts_uses_the_recorded_answer_and_asks_later(
+    mac: Path, metal: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     now = 0.0
 
     def starting() -> GpuMemory:
@@ -149,6 +151,7 @@ async def test_a_kubelet_that_starts_uses_the_recorded_answer_and_asks_later(mac
     (metal / "bytes").write_text("many")
     now = RETRY_SECONDS
     assert await gpu.read(0) == 430 * GIB, "an estimate is worse"
+    assert "so the last value stays in use" in caplog.text
     (metal / "bytes").write_text(str(440 * GIB))
     now = 2 * RETRY_SECONDS
     assert await gpu.read(0) == 440 * GIB
