@@ -85,9 +85,10 @@ def _of_placement(past: Group | None, group: Group) -> Occurrence | None:
 
 
 def _cause(past: Group, group: Group) -> str:
-    """The failure that ended the last placement: a new one, or one that a back-off followed. An older one is not the cause."""
+    """The failure that ended the last placement: a new one, or one after which the group waited. No older one."""
     failure = group.last_failure
-    if failure is None or (past.next_restart_time is None and past.last_failure == failure):
+    waited = past.next_restart_time is not None or past.state is GroupPhase.GAVE_UP
+    if failure is None or (not waited and past.last_failure == failure):
         return ""
     where = f" on {failure.node}" if failure.node else ""
     return f", after {failure.reason}{where} ({failure.message})"
