@@ -299,7 +299,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         f"{MATRIX}::test_nothing_else_listens",
         f"{INIT}::test_strangers_get_nothing_from_the_ports_of_a_control_plane",
     ),
-    "Clients follow no redirects": (
+    "Connections between these programs follow no redirects": (
         "unit/lib/net/test_redirects.py::test_no_client_of_a_program_follows_redirects",
         "unit/lib/net/test_redirects.py::test_a_redirect_is_an_error_and_its_target_is_not_asked",
         "unit/view/test_page_server.py::test_a_gateway_cannot_lead_a_chat_to_another_server",
