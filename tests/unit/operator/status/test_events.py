@@ -54,6 +54,13 @@ def test_a_move_says_what_ended_the_place_before(waits: bool) -> None:
     assert event == ("Moved", text)
 
 
+def test_a_group_that_had_given_up_names_why() -> None:
+    failed = failure("OutputWrong")
+    before = group(1, "a", failed=failed).model_copy(update={"state": GroupPhase.GAVE_UP})
+    ((_, text),) = told(before, group(2, "b", failed=failed))
+    assert " after OutputWrong (it was OutputWrong): " in text
+
+
 def test_a_failure_names_its_mac() -> None:
     failed = failure("OutOfMemory").model_copy(update={"node": "b"})
     ((_, text),) = told(group(1, "a", "b"), group(2, "a", "c", failed=failed))
