@@ -327,7 +327,7 @@ class Rounds:
                 await asyncio.sleep(jittered(RETRY.limit))
                 continue
             with contextlib.suppress(TimeoutError):
-                due = min(self._due(), self._damper.calm_at(), self._address_due)
+                due = min(self._due(), self._damper.calm_at(), self._address_due, self._publisher.message_at)
                 async with asyncio.timeout(max(0.0, due - time.monotonic())):
                     await self._changed.wait()
 

@@ -8,6 +8,8 @@ what the API server has, so that a deleted object or field is written again.
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -41,6 +43,8 @@ Kind = TypeVar("Kind", bound=ApiModel)
 
 PROFILES = f"/apis/{API_VERSION}/{NODEPROFILE_PLURAL}"
 LINKS = f"/apis/{API_VERSION}/{THUNDERBOLTLINK_PLURAL}"
+MESSAGE_SECONDS = 15.0
+"""The shortest time from one profile to the next that differs in messages only: which measurement waits, and why."""
 
 
 def field_manager(node: str) -> str:
@@ -78,6 +82,15 @@ class Applied:
             self.status = None
 
 
+def _same_facts(one: Json, other: Json) -> bool:
+    """Whether two statuses differ in the messages of conditions only."""
+    return _without_messages(one) == _without_messages(other)
+
+
+def _without_messages(status: Json) -> Json:
+    return status | {"conditions": [condition | {"message": ""} for condition in status.get("conditions") or []]}
+
+
 @dataclass
 class Publisher:
     """The writer of one Mac. ``wrote(kind, result)`` is called for every write."""
@@ -97,6 +110,9 @@ class Publisher:
     """The groups that use this Mac, from the last ``look``."""
     links: tuple[ThunderboltLink, ...] = ()
     """The links of which this Mac is an end, from the last ``look``."""
+    message_at: float = math.inf
+    """When a message of the profile's conditions that was put off is due (monotonic)."""
+    _profile_at: float = -math.inf
     _owner: OwnerReference | None = None
     _profile: Applied = field(default_factory=Applied)
     _links: dict[str, Applied] = field(default_factory=dict)
@@ -123,6 +139,7 @@ class Publisher:
         found = {str(item["metadata"]["name"]): item for item in items}
         for name, applied in self._links.items():
             applied.compare(found.get(name))
+        self._links = {name: applied for name, applied in self._links.items() if applied.uid is not None}
         links = (_read(ThunderboltLink, item) for item in found.values())
         self.links = tuple(link for link in links if link is not None)
 
@@ -161,17 +178,28 @@ class Publisher:
         return [profile for profile in profiles if profile is not None]
 
     async def apply_profile(self, profile: Profile) -> bool:
-        """Applies the profile if it changed. Returns whether anything was written. Raises ApiError."""
+        """Applies the profile if it changed; messages alone seldom. Returns whether anything was written. Raises ApiError."""
         if self._owner is None:
             raise RuntimeError("look() comes before apply_profile(): the profile is owned by its Node")
         labels = {**profile.labels, LABEL_BUCKET: bucket_label(bucket(self.node))}
         metadata = ObjectMeta(name=self.node, labels=labels, owner_references=(self._owner,))
-        main = NodeProfile(metadata=metadata).dump()
-        wrote = await self._apply(
-            f"{PROFILES}/{self.node}", NODEPROFILE_KIND, self.node, self._profile, main, profile.status.dump()
-        )
+        main, status = NodeProfile(metadata=metadata).dump(), profile.status.dump()
+        main.pop("status", None)
+        self.message_at = self._message_at(main, status)
+        if self.message_at < math.inf:
+            return False
+        wrote = await self._apply(f"{PROFILES}/{self.node}", NODEPROFILE_KIND, self.node, self._profile, main, status)
         self.conditions = profile.status.conditions
+        if wrote:
+            self._profile_at = time.monotonic()
         return wrote
+
+    def _message_at(self, main: Json, status: Json) -> float:
+        """When a profile that differs from the last one in messages only is due, if that is later than now."""
+        applied, due = self._profile, self._profile_at + MESSAGE_SECONDS
+        if time.monotonic() >= due or applied.main != main or applied.status is None:
+            return math.inf
+        return due if applied.status != status and _same_facts(applied.status, status) else math.inf
 
     async def apply_links(
         self, links: Iterable[LinkReport], measured: Callable[[str], tuple[Measurement, ...]] = lambda link: ()
@@ -191,21 +219,24 @@ class Publisher:
             written += await self._apply(f"{LINKS}/{name}", THUNDERBOLTLINK_KIND, name, applied, main, status)
         for link in self.links:
             if link.metadata.name not in wanted and any(endpoint.node == self.node for endpoint in link.status.endpoints):
-                self._links.setdefault(link.metadata.name, Applied())
-        for name in [name for name in self._links if name not in wanted]:
-            written += await self._withdraw(name)
+                self._links.setdefault(link.metadata.name, Applied()).status = None
+        for name, applied in self._links.items():
+            if name not in wanted and applied.status != {}:
+                await self._withdraw(name, applied)
+                written += 1
         return written
 
-    async def _withdraw(self, name: str) -> bool:
+    async def _withdraw(self, name: str, applied: Applied) -> None:
         """Applies a status without endpoints, which removes the entry of this Mac only. The operator deletes the link."""
         try:
             await self._send(f"{LINKS}/{name}/status", THUNDERBOLTLINK_KIND, name, {"status": {}})
         except ApiError as error:
             if error.status != 404:
                 raise
-        self._links.pop(name, None)
+            applied.forget()
+        # What was applied to the main resource is kept, for a cable that is plugged in again.
+        applied.status = {}
         self.links = tuple(link for link in self.links if link.metadata.name != name)
-        return True
 
     async def _apply(self, path: str, kind: str, name: str, applied: Applied, main: Json, status: Json) -> bool:
         main.pop("status", None)

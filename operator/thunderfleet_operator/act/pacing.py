@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from thunderfleet_crds.kinds.modeldeployment import Group, ModelDeploymentStatus, Rank
 from thunderfleet_crds.meta.conditions import Condition
+from thunderfleet_crds.vocabulary import ConditionType
 
 from thunderfleet_operator.decide.status.progress import STARTS
 
@@ -65,7 +66,8 @@ def _without_progress(status: ModelDeploymentStatus) -> object:
     scaling = status.autoscaling
     return status.model_copy(
         update={
-            "conditions": [_condition(one) for one in status.conditions],
+            # A group that starts forms before it has loaded; one that fails after that is Degraded, too.
+            "conditions": [_condition(one) for one in status.conditions if one.type != ConditionType.BOOTSTRAPPED],
             "groups": [_group(group) for group in status.groups],
             "copies": [(copy.node, copy.phase, copy.layers, copy.reason) for copy in status.copies],
             "weights": None,

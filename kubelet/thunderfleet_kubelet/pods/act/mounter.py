@@ -28,7 +28,8 @@ from thunderfleet_kubelet.pods.decide.podspec import all_containers
 log = logging.getLogger(__name__)
 
 RETRY = Backoff(0.2, 10.0)
-"""Short at first: an API server that has just started forbids a kubelet to read its pods' objects for a moment."""
+"""Short at first, and then without an Event: an API server forbids a kubelet to read the objects of a pod for a moment after
+it has bound the pod, and for longer after it has started."""
 LOCAL = ("emptyDir", "hostPath")
 """The kinds of volumes that need nothing from the API server."""
 REFRESH_SECONDS = 60.0
@@ -76,7 +77,8 @@ class Mounter:
                 return
             self._failures += 1
             self.due = now + RETRY.seconds(self._failures)
-            self._context.event("Warning", "FailedMount", f"Unable to set up volumes: {error}")
+            if self._failures > 1 or not isinstance(error, ApiError):
+                self._context.event("Warning", "FailedMount", f"Unable to set up volumes: {error}")
         else:
             self.ready = True
             written = any(kind_of(volume) in WRITTEN for volume in volumes_of(self._context.pod))

@@ -1,6 +1,7 @@
 """Runs the probes of one pod's live containers and keeps their results."""
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from thunderfleet_kubelet.pods.decide.probing import ProbeCount, ProbeSettings
 
 STOPPED_SECONDS = 1.0
 """A probe that took so much longer than its time limit was not watched: the kubelet was stopped, or got no processor."""
+STARTING_SECONDS = 10.0
+"""How long the probes of a container that starts may fail before an Event says so."""
 _PROBES = (("startup", "startupProbe"), ("readiness", "readinessProbe"), ("liveness", "livenessProbe"))
 
 
@@ -103,6 +106,7 @@ class Prober:
         wait = (attempt.started_at or 0.0) + settings.delay - context.services.now()
         await asyncio.sleep(min(max(0.0, wait), settings.delay))
         been_healthy = kind == "liveness" or self.ready.get(name, False)
+        clock, failing = asyncio.get_running_loop().time, math.inf
         while True:
             if kind != "startup" and "startupProbe" in container and not self.started.get(name):
                 await asyncio.sleep(min(1.0, settings.period))
@@ -115,11 +119,13 @@ class Prober:
             been_healthy |= success
             if not success and not self._is_stopping(name, attempt.number):
                 # Until a container has started, and until it is ready for the first time, its probes fail without a fault.
+                # If that is soon over, nobody needs to know.
                 fault = been_healthy or (kind == "startup" and decided)
                 text = f"{kind.capitalize()} probe failed: {output}"
+                failing = min(failing, clock())
                 if fault:
                     context.event("Warning", "Unhealthy", text, name)
-                else:
+                elif clock() - failing >= STARTING_SECONDS:
                     # A program that starts says something else each time.
                     context.event("Normal", "Unhealthy", text, name, series=f"{kind} probe")
             if decided:

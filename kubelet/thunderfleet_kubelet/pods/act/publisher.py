@@ -7,7 +7,7 @@ from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.kube import STRATEGIC_PATCH, ApiError, Json
 
 from thunderfleet_kubelet.pods.context import PodContext
-from thunderfleet_kubelet.pods.decide.publishing import as_patch, covers, version_of
+from thunderfleet_kubelet.pods.decide.publishing import as_patch, covers, only_started, version_of
 
 log = logging.getLogger(__name__)
 
@@ -15,6 +15,8 @@ MANAGER = "thunderfleet-kubelet"
 """The field manager of the status in ``managedFields``."""
 
 RETRY = Backoff(1.0, 15.0, jitter=0.3)
+STARTED_SECONDS = 5.0
+"""How long it may take to write that a container has started and is not ready. It often is soon, and one write shows both."""
 
 
 class StatusPublisher:
@@ -53,7 +55,10 @@ class StatusPublisher:
             # Already being written. Setting it again would make publisher and worker wake each other forever.
             return
         self._pending = status
-        self._changed.set()
+        if only_started(context.pod.get("status") or {}, status):
+            asyncio.get_running_loop().call_later(STARTED_SECONDS, self._changed.set)
+        else:
+            self._changed.set()
 
     async def run(self) -> None:
         """Writes until cancelled. Runs beside the worker, so containers are managed while the API server is away."""

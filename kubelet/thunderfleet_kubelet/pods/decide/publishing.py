@@ -38,3 +38,10 @@ def covers(present: object, wanted: object) -> bool:
             return all(covers(by_type.get(item["type"]), {"reason": None, "message": None} | item) for item in wanted)
         return len(known_items) == len(wanted) and all(map(covers, known_items, wanted))
     return present == wanted or (not present and not wanted)
+
+
+def only_started(present: Json, wanted: Json) -> bool:
+    """Whether ``wanted`` differs from ``present`` in nothing but containers that have started and are not ready yet."""
+    before = {one.get("name"): one.get("started") for one in present.get("containerStatuses") or []}
+    statuses = [one | {"started": before.get(one.get("name"))} for one in wanted.get("containerStatuses") or []]
+    return not covers(present, wanted) and covers(present, wanted | {"containerStatuses": statuses})

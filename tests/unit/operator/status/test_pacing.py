@@ -68,6 +68,7 @@ PROGRESS: dict[str, Change] = {
     "text of a condition": condition("Ready", False, "Starting", "pod a-0 is starting"),
     "state of a group that starts": group(state=GroupPhase.WAITING, message="waiting for rank 1"),
     "the same state as reason of Ready": condition("Ready", False, "Waiting", "waiting for rank 1"),
+    "the group has formed": condition("Bootstrapped", True, "Formed"),
     "state of a rank": rank(state=RankPhase.JOINED),
     "loaded weights": rank(loaded_bytes=1, total_bytes=2),
     "another attempt": rank(attempts=2, last_error="address already in use"),
@@ -196,4 +197,4 @@ def test_a_start_after_a_failure_takes_few_writes() -> None:
                 pacing.wrote("ns/md", status, wanted)
                 status, count = wanted, count + 1
             clock.now += 0.25
-    assert status == wanted and count == 4 + 3, "four changes that count, and three with progress only"
+    assert status == wanted and count == 3 + 3, "three changes that count, and three with progress only"
