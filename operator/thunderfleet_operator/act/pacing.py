@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from thunderfleet_crds.kinds.modeldeployment import Group, ModelDeploymentStatus, Rank
 from thunderfleet_crds.meta.conditions import Condition
-from thunderfleet_crds.vocabulary import ConditionType
+from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType
 
 from thunderfleet_operator.decide.status.progress import STARTS
 
@@ -64,10 +64,11 @@ def _differ(before: ModelDeploymentStatus, after: ModelDeploymentStatus) -> bool
 
 def _without_progress(status: ModelDeploymentStatus) -> object:
     scaling = status.autoscaling
+    # A group that starts forms, and passes its first checks, before it has loaded. If that fails, Degraded says so, too.
+    starts = any(group.state in STARTS for group in status.groups)
     return status.model_copy(
         update={
-            # A group that starts forms before it has loaded; one that fails after that is Degraded, too.
-            "conditions": [_condition(one) for one in status.conditions if one.type != ConditionType.BOOTSTRAPPED],
+            "conditions": [_condition(one, starts) for one in status.conditions if one.type != ConditionType.BOOTSTRAPPED],
             "groups": [_group(group) for group in status.groups],
             "copies": [(copy.node, copy.phase, copy.layers, copy.reason) for copy in status.copies],
             "weights": None,
@@ -78,7 +79,9 @@ def _without_progress(status: ModelDeploymentStatus) -> object:
     )
 
 
-def _condition(one: Condition) -> object:
+def _condition(one: Condition, starts: bool) -> object:
+    if starts and one.type == ConditionType.VERIFIED and one.status is not ConditionStatus.FALSE:
+        return one.type, one.observed_generation
     # The reason of Ready is the state of the group that starts.
     reason = None if one.reason in STARTS else one.reason
     return one.type, one.status, reason, one.observed_generation
@@ -86,6 +89,7 @@ def _condition(one: Condition) -> object:
 
 def _group(group: Group) -> object:
     failure, verified = group.last_failure, group.verified
+    failed = verified is not None and verified.status is ConditionStatus.FALSE
     return group.model_copy(
         update={
             "state": None if group.state in STARTS else group.state,
@@ -94,7 +98,7 @@ def _group(group: Group) -> object:
             "runner_version": None,
             "predicted": None,
             "intake": group.intake is None,
-            "verified": (verified.status, verified.reason) if verified is not None else None,
+            "verified": (verified.status, verified.reason) if verified and (failed or group.state not in STARTS) else None,
             "last_failure": failure.model_copy(update={"message": ""}) if failure is not None else None,
         }
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,7 +13,7 @@ from thunderfleet_agent.derive.links import LinkReport, PeerPort, link_reports
 from thunderfleet_agent.derive.profile import Profile, profile
 from thunderfleet_agent.observe.facts import Facts
 from thunderfleet_agent.observe.parsers import thunderbolt
-from thunderfleet_agent.publish.publisher import LINKS, PROFILES, Publisher, covers, field_manager
+from thunderfleet_agent.publish.publisher import LINKS, MESSAGE_SECONDS, PROFILES, Publisher, covers, field_manager
 from thunderfleet_crds.kinds.thunderboltlink import Endpoint
 from thunderfleet_lib.kube import ApiError
 from thunderfleet_lib.macnet import parse as network
@@ -124,6 +127,52 @@ async def test_a_cable_that_is_gone_loses_this_end_and_no_other(kube: Any, publi
     await restarted.look()
     assert await restarted.apply_links([]) == 1
     assert "endpoints" not in kube.objects[LINK]["status"]
+
+
+async def test_a_cable_that_is_plugged_in_again_is_one_write(kube: Any, publisher: Publisher, shapes: Any) -> None:
+    await publisher.look()
+    reports = ends(made(shapes), shapes)
+    await publisher.apply_links(reports)
+    await publisher.apply_links([])
+    await publisher.look()
+    assert await publisher.apply_links([]) == 0
+    kube.sent.clear()
+    assert await publisher.apply_links(reports) == 1
+    assert kube.sent == [("PATCH", f"{LINK}/status")]
+    assert [end["node"] for end in kube.objects[LINK]["status"]["endpoints"]] == ["studio-1"]
+    # The operator deletes it while it is unplugged.
+    await publisher.apply_links([])
+    kube.delete_behind_the_back(LINK)
+    assert await publisher.apply_links(reports) == 1 and kube.objects[LINK]["spec"]
+    await publisher.apply_links([])
+    kube.delete_behind_the_back(LINK)
+    await publisher.look()
+    kube.sent.clear()
+    assert await publisher.apply_links([]) == 0 and kube.sent == []
+    assert await publisher.apply_links(reports) == 1 and kube.objects[LINK]["spec"]
+
+
+async def test_a_message_alone_is_written_seldom_and_with_other_changes(
+    kube: Any, publisher: Publisher, shapes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def saying(message: str, **changes: Any) -> Profile:
+        found = made(shapes, **changes)
+        first, *others = found.status.conditions
+        conditions = (first.model_copy(update={"message": message}), *others)
+        return replace(found, status=found.status.model_copy(update={"conditions": conditions}))
+
+    def said() -> str:
+        return str(kube.objects[PROFILE]["status"]["conditions"][0]["message"])
+
+    await publisher.look()
+    assert await publisher.apply_profile(saying("one")) and publisher.message_at == math.inf
+    assert not await publisher.apply_profile(saying("two"))
+    assert said() == "one" and time.monotonic() < publisher.message_at < time.monotonic() + MESSAGE_SECONDS
+    assert not await publisher.apply_profile(saying("one")) and publisher.message_at == math.inf, "nothing is left to write"
+    assert await publisher.apply_profile(saying("three", rdma_switch=False)) and said() == "three"
+    assert not await publisher.apply_profile(saying("four", rdma_switch=False))
+    monkeypatch.setattr(publisher, "_profile_at", publisher._profile_at - MESSAGE_SECONDS)
+    assert await publisher.apply_profile(saying("four", rdma_switch=False)) and said() == "four"
 
 
 async def test_refusals_are_counted_and_raised(kube: Any, shapes: Any) -> None:

@@ -14,7 +14,9 @@ import pytest
 from thunderfleet_crds.names import ANNOTATION_START_AT_BOOT
 from thunderfleet_kubelet.pods import context
 from thunderfleet_kubelet.pods.act import mounter
+from thunderfleet_kubelet.pods.context import PodContext
 from thunderfleet_lib.backoff import Backoff
+from thunderfleet_lib.kube import ApiError
 
 from tests.support.pods import World, sh, state
 
@@ -232,6 +234,27 @@ async def lose_power(world: World, name: str, source: Json, **annotations: str) 
     await world.until(lambda: not kill_all(world))
     world.settings = replace(world.settings, boot="second")
     world.api.away = True
+
+
+async def test_a_volume_that_is_there_at_the_second_look_is_no_news(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a moment after a pod was bound, the API server forbids its kubelet to read what the pod uses."""
+    forbidden, sources = {"soon": 1, "later": 2}, PodContext.sources
+
+    async def read(context: PodContext, *wanted: Any) -> Any:
+        name = context.pod["metadata"]["name"]
+        if forbidden[name]:
+            forbidden[name] -= 1
+            raise ApiError(403, "Forbidden", "configmaps")
+        return await sources(context, *wanted)
+
+    monkeypatch.setattr(PodContext, "sources", read)
+    await world.boot()
+    add(world, "configMap", "settings", a="1")
+    for name in tuple(forbidden):
+        world.api.add_pod(name, pod_with(source_of("configMap", "settings")))
+        await world.phase(name, "Running")
+        await world.until(lambda name=name: world.api.reasons().count("Started") > (name == "later"))  # type: ignore[misc]
+        assert ("FailedMount" in world.api.reasons()) == (name == "later")
 
 
 async def test_a_pod_may_start_at_boot_with_its_volumes_as_they_were(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

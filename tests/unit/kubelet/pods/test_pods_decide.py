@@ -10,7 +10,7 @@ from thunderfleet_kubelet.pods.decide import admission, podspec
 from thunderfleet_kubelet.pods.decide.lifecycle import Stop, decide, next_backoff
 from thunderfleet_kubelet.pods.decide.observed import Observed, Problem
 from thunderfleet_kubelet.pods.decide.probing import ProbeCount, ProbeSettings
-from thunderfleet_kubelet.pods.decide.publishing import as_patch, covers, version_of
+from thunderfleet_kubelet.pods.decide.publishing import as_patch, covers, only_started, version_of
 from thunderfleet_kubelet.pods.decide.status import rejected_status, terminated_state
 from thunderfleet_kubelet.timestamps import format_time, parse_time
 
@@ -763,6 +763,18 @@ def test_thresholds_count_results_in_a_row() -> None:
 )
 def test_what_a_status_already_says(present: Json, wanted: Json, expected: bool) -> None:
     assert covers(present, wanted) is expected
+
+
+def test_started_and_not_ready_yet_is_all_that_is_new() -> None:
+    def status(started: bool, ready: bool = False, **other: object) -> Json:
+        one = {"name": "a", "ready": ready, "started": started, "image": "", "lastState": {}}
+        return {"phase": "Running", "containerStatuses": [one, {"name": "b", "started": False}], **other}
+
+    assert only_started(status(False), status(True))
+    assert not only_started(status(True), status(True)), "nothing is new"
+    assert not only_started(status(False), status(True, ready=True))
+    assert not only_started(status(False), status(True, phase="Failed"))
+    assert not only_started({}, status(True)) and not only_started({"phase": "Pending"}, {"phase": "Running"})
 
 
 def test_a_patch_clears_what_a_condition_no_longer_has() -> None:

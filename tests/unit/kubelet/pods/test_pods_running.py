@@ -24,7 +24,7 @@ from thunderfleet_kubelet.containers.runtime import ContainerRuntime
 from thunderfleet_kubelet.containers.streams import exec_session
 from thunderfleet_kubelet.containers.streams.logs import LogOptions
 from thunderfleet_kubelet.pods import worker
-from thunderfleet_kubelet.pods.act import mounter, publisher, stopper
+from thunderfleet_kubelet.pods.act import mounter, prober, publisher, stopper
 from thunderfleet_kubelet.pods.decide import lifecycle, podspec
 from thunderfleet_kubelet.pods.decide.lifecycle import Stop
 from thunderfleet_kubelet.pods.manager import PodManager
@@ -240,7 +240,8 @@ async def test_killed_shim_is_noticed_and_its_container_ended(world: World) -> N
     assert world.processes() == []
 
 
-async def test_liveness_restarts_and_readiness_follows(world: World) -> None:
+async def test_liveness_restarts_and_readiness_follows(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prober, "STARTING_SECONDS", 0.2)
     await world.boot()
     here = '"$CONTAINER_SANDBOX_MOUNT_POINT"'
     probe = {"periodSeconds": 0.05, "timeoutSeconds": 60, "failureThreshold": 1}
@@ -274,6 +275,48 @@ async def test_liveness_restarts_and_readiness_follows(world: World) -> None:
     (sandbox / "alive").unlink()
     await world.until(lambda: world.api.pod("probed")["status"]["containerStatuses"][0]["restartCount"] >= 1)
     await world.until(lambda: "Killing" in world.api.reasons())
+
+
+def asking(world: World) -> None:
+    """A pod whose probes succeed once there is a file."""
+    here = '"$CONTAINER_SANDBOX_MOUNT_POINT"'
+    script = "cd {0}; echo {1} >> asked; test -f {1}"
+
+    def probe(kind: str) -> Json:
+        command = ["sh", "-c", script.format(here, kind)]
+        return {"exec": {"command": command}, "periodSeconds": 0.05, "timeoutSeconds": 60, "failureThreshold": 10_000}
+
+    container = sh("exec sleep 600", startupProbe=probe("startup"), readinessProbe=probe("readiness"))
+    world.api.add_pod("asked", {"containers": [container]})
+
+
+async def test_a_good_start_has_no_event_about_probes_and_one_status(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher, "STARTED_SECONDS", 600.0)
+    monkeypatch.setattr(prober, "STARTING_SECONDS", 600.0)
+    await world.boot()
+    asking(world)
+    await world.phase("asked", "Running")
+    sandbox = next(world.root.glob("pods/*/containers/main/sandbox/0"))
+    writes = world.api.status_writes
+    for name in ("startup", "readiness"):
+        await world.until(lambda name=name: (sandbox / "asked").read_text().count(name) > 1)  # type: ignore[misc]
+        (sandbox / name).touch()
+    await world.until(lambda: world.api.pod("asked")["status"]["containerStatuses"][0]["ready"])
+    assert world.api.pod("asked")["status"]["containerStatuses"][0]["started"]
+    assert world.api.status_writes == writes + 1
+    assert "Unhealthy" not in world.api.reasons()
+
+
+async def test_a_slow_start_is_told_step_by_step(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher, "STARTED_SECONDS", 0.2)
+    monkeypatch.setattr(prober, "STARTING_SECONDS", 0.2)
+    await world.boot()
+    asking(world)
+    await world.phase("asked", "Running")
+    await world.until(lambda: "Unhealthy" in world.api.reasons())
+    (next(world.root.glob("pods/*/containers/main/sandbox/0")) / "startup").touch()
+    await world.until(lambda: world.api.pod("asked")["status"]["containerStatuses"][0]["started"])
+    assert not world.api.pod("asked")["status"]["containerStatuses"][0]["ready"]
 
 
 async def test_pre_stop_runs_before_the_signal(world: World) -> None:

@@ -27,7 +27,7 @@ Change = Callable[[ModelDeploymentStatus], ModelDeploymentStatus]
 CABLE = "a.tb1--b.tb1"
 
 
-def condition(kind: str, status: bool, reason: str, message: str = "") -> Change:
+def condition(kind: str, status: bool | None, reason: str, message: str = "") -> Change:
     def change(before: ModelDeploymentStatus) -> ModelDeploymentStatus:
         found = set_condition(before.conditions, kind, status, reason, message, now=NOW, observed_generation=1)
         return before.model_copy(update={"conditions": found})
@@ -61,7 +61,8 @@ def starting() -> ModelDeploymentStatus:
     last = Failure(class_=FaultClass.REPLAN, reason="CableGone", link=CABLE, message="a sees no peer", time=NOW)
     one = Group(index=0, epoch=2, state=GroupPhase.STARTING, ranks=(Rank(rank=0, node="a"),), last_failure=last)
     copies = (MacCopy(node="a", phase=CopyPhase.COPYING, bytes=100, bytes_done=10),)
-    return condition("Ready", False, "Starting")(ModelDeploymentStatus(groups=(one,), copies=copies))
+    unchecked = condition("Verified", None, "NotVerified")(ModelDeploymentStatus(groups=(one,), copies=copies))
+    return condition("Bootstrapped", False, "NotFormed")(condition("Ready", False, "Starting")(unchecked))
 
 
 PROGRESS: dict[str, Change] = {
@@ -69,6 +70,8 @@ PROGRESS: dict[str, Change] = {
     "state of a group that starts": group(state=GroupPhase.WAITING, message="waiting for rank 1"),
     "the same state as reason of Ready": condition("Ready", False, "Waiting", "waiting for rank 1"),
     "the group has formed": condition("Bootstrapped", True, "Formed"),
+    "the first checks have passed": group(verified=VerifiedStatus(status=ConditionStatus.TRUE, reason="Verified")),
+    "the condition of these checks": condition("Verified", True, "Verified"),
     "state of a rank": rank(state=RankPhase.JOINED),
     "loaded weights": rank(loaded_bytes=1, total_bytes=2),
     "another attempt": rank(attempts=2, last_error="address already in use"),
@@ -94,7 +97,7 @@ AT_ONCE: dict[str, Change] = {
     "the group backs off": group(state=GroupPhase.BACKING_OFF),
     "the group gave up": group(state=GroupPhase.GAVE_UP),
     "the intake fails": group(intake="it does not answer"),
-    "checks have ended": group(verified=VerifiedStatus(status=ConditionStatus.TRUE, reason="Verified")),
+    "a check of a group has failed": group(verified=VerifiedStatus(status=ConditionStatus.FALSE, reason="OutputWrong")),
     "a copy is complete": whole(copies=(MacCopy(node="a", phase=CopyPhase.COMPLETE, bytes=100, bytes_done=100),)),
     "number of groups": whole(autoscaling=AutoscalingStatus(replicas=2)),
 }
@@ -136,6 +139,14 @@ def test_everything_else_is_written_at_once(name: str) -> None:
     assert pacing.left("ns/md", before, after) == 0
     for progress in PROGRESS.values():
         assert pacing.left("ns/md", before, AT_ONCE[name](progress(before))) == 0
+
+
+def test_what_has_been_checked_is_written_at_once_when_no_group_starts() -> None:
+    pacing, unknown = Pacing(clock=Clock()), VerifiedStatus(status=ConditionStatus.UNKNOWN, reason="NotVerified")
+    before = group(state=GroupPhase.READY, verified=unknown)(base())
+    pacing.wrote("ns/md", before, before)
+    for change in (PROGRESS["the first checks have passed"], PROGRESS["the condition of these checks"]):
+        assert change(before) != before and pacing.left("ns/md", before, change(before)) == 0
 
 
 def writes(pacing: Pacing, clock: Clock, status: ModelDeploymentStatus, seconds: float) -> tuple[list[float], Any]:
