@@ -17,9 +17,9 @@ from thunderfleet_operator.decide.status.progress import STARTS
 
 PROGRESS_SECONDS = 1.0
 """Seconds from one status to the next one that differs in progress only, just after a change of anything else."""
-LONGEST = 3.0
+PAUSE_LIMIT = 3.0
 """How many times as long the seconds become while nothing but progress changes."""
-PART = 0.2
+PAUSE_SHARE = 0.2
 """The part of the time since the last other change that they take."""
 
 
@@ -43,7 +43,7 @@ class Pacing:
         written = self._written.get(key)
         if written is None or _differ(before, after):
             return 0.0
-        pause = min(max(self._seconds, PART * (written.at - written.changed_at)), LONGEST * self._seconds)
+        pause = min(max(self._seconds, PAUSE_SHARE * (written.at - written.changed_at)), PAUSE_LIMIT * self._seconds)
         return max(0.0, written.at + pause - self._clock())
 
     def wrote(self, key: str, before: ModelDeploymentStatus, after: ModelDeploymentStatus) -> None:

@@ -19,7 +19,7 @@ from thunderfleet_crds.kinds.modeldeployment import (
 from thunderfleet_crds.meta.conditions import set_condition
 from thunderfleet_crds.vocabulary import ConditionStatus, CopyPhase, FaultClass, GroupPhase, RankPhase
 from thunderfleet_crds.weights.copies import MacCopy
-from thunderfleet_operator.act.pacing import LONGEST, Pacing
+from thunderfleet_operator.act.pacing import PAUSE_LIMIT, Pacing
 
 from tests.unit.operator.values import NOW
 
@@ -168,7 +168,7 @@ def test_a_long_start_is_written_ever_less_often_until_something_else_changes() 
     found, status = writes(pacing, clock, status, 60)
     assert found[:4] == [1, 2, 3, 4], "at first, a person who watches sees each second"
     gaps = [later - one for one, later in pairwise(found)]
-    assert gaps == sorted(gaps) and gaps[-1] == LONGEST and len(found) <= 25
+    assert gaps == sorted(gaps) and gaps[-1] == PAUSE_LIMIT and len(found) <= 25
     again = group(epoch=3)(status)
     assert pacing.left("ns/md", status, again) == 0
     pacing.wrote("ns/md", status, again)
