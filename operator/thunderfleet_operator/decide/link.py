@@ -51,6 +51,9 @@ def change(link: ThunderboltLink, made: Json) -> Occurrence | None:
         return None
     if before is not None and (before.status.value, before.reason) == (after["status"], after["reason"]):
         return None
+    if before is not None and (before.reason, after["reason"]) == (Reason.UNPLUGGED, Reason.NOTHING_PLUGGED_IN):
+        # A cable is being plugged in: one of its ends is a moment ahead of the other.
+        return None
     return Occurrence(str(after["reason"]), str(after["message"]), warning=after["reason"] != "Connected")
 
 

@@ -204,6 +204,13 @@ def test_events_tell_of_pulling_and_plugging_once() -> None:
     pulled = link(conditions=made["conditions"])
     told = change(pulled, summary(pulled, {}, NOW, BOTH))
     assert told is not None and told.reason == "Unplugged" and told.warning
+    # When it is plugged in again, one end is ahead of the other.
+    unplugged = summary(pulled, {}, NOW, BOTH)["conditions"]
+    half = {"b": plugged("b", False, 2)}
+    made = summary(link(end("a"), conditions=unplugged), half, NOW, BOTH)
+    assert verdicts(made)["Connected"][1] == "NothingPluggedIn" and change(link(end("a"), conditions=unplugged), made) is None
+    known = link(end("a"), conditions=made["conditions"])
+    assert change(known, summary(link(end("a"), end("b")), {}, NOW, BOTH)) == Occurrence("Connected", "the cable is connected")
     event = events.manifest(pulled, told, "me")
     assert event["metadata"]["namespace"] == "default" and event["type"] == "Warning"
     assert event["involvedObject"]["kind"] == "ThunderboltLink" and "namespace" not in event["involvedObject"]
