@@ -153,13 +153,7 @@ matrices: programs prometheus runc chromium ## The cases of unit and end-to-end 
 
 .PHONY: fuzz
 fuzz: install ## Parsers of foreign bytes, decisions of discovery and placement, and the gateway, against generated inputs
-	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -n 2 tests/unit/agent/test_parsers.py tests/unit/agent/derive/test_flap_damper.py \
-	  tests/unit/agent/test_reach.py tests/unit/agent/test_models.py tests/unit/agent/copies/test_copy_wire.py tests/unit/lib/test_jsonbounds.py \
-	  tests/unit/runner/api/hostile/test_generated_requests.py tests/unit/runner/api/test_openai_requests.py tests/unit/runner/api/clients/test_embeddings.py \
-	  tests/unit/runner/group/test_control_frames.py tests/unit/runner/rank/test_loading_files.py tests/unit/operator/placement/test_placement_truth.py \
-	  tests/unit/operator/placement/policy/test_placement_policy.py tests/unit/operator/placement/test_placement_properties.py \
-	  tests/unit/operator/placement/test_placement_dials.py tests/unit/operator/watch/test_generated_objects.py \
-	  tests/unit/kubelet/test_generated_input.py tests/unit/kubelet/images/test_images_names.py tests/unit/router/test_decisions.py
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -n 2 tests/unit -m hypothesis
 
 .PHONY: mutants
 mutants: install ## Score a seeded sample of mutants of the pure modules (SEED=N MUTANTS=N); resumes where it stopped

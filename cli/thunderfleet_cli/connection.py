@@ -5,9 +5,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
 from kubernetes.aio.config.config_exception import ConfigException
 from kubernetes.aio.config.kube_config import list_kube_config_contexts
+from thunderfleet_lib.host import yamltext
 from thunderfleet_lib.host.privilege import ROOT, distrust
 from thunderfleet_lib.kube import Kube
 from thunderfleet_localcluster.errors import LocalClusterError
@@ -29,7 +29,7 @@ class Connection:
         try:
             self._refuse_plugins()
             return await Kube.from_kubeconfig(self.kubeconfig, self.context)
-        except (ConfigException, OSError, ValueError, YAMLError) as error:
+        except (ConfigException, OSError, ValueError, YAMLError, RecursionError) as error:
             raise LocalClusterError(f"cannot use kubeconfig {self.kubeconfig}: {error}", usage=True) from error
 
     def _refuse_plugins(self) -> None:
@@ -48,7 +48,7 @@ class Connection:
 
 def _has_plugins(path: Path) -> bool:
     """Whether a kubeconfig names programs to run."""
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    content = yamltext.load(path.read_text(encoding="utf-8"))
     users = content.get("users") if isinstance(content, dict) else None
     return any(plugin in str(users) for plugin in ("'exec'", "'auth-provider'"))
 

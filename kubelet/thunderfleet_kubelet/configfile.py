@@ -15,10 +15,10 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic.dataclasses import dataclass
+from thunderfleet_lib.host import yamltext
 from thunderfleet_lib.macnet.subnets import DEFAULT_NETWORK
 
 from thunderfleet_kubelet import pressure
@@ -186,9 +186,9 @@ def parse(text: str, where: str, defaults: Mapping[str, Any] | None = None) -> C
     ``where`` is named in errors. ``defaults`` (camelCase) are used for settings that the text does not have.
     """
     try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{where}: invalid YAML: {' '.join(str(error).split())}") from None
+        data = yamltext.load(text)
+    except yamltext.InvalidYamlError as error:
+        raise ConfigError(f"{where}: invalid YAML: {error}") from None
     if data is None:
         data = {}
     if not isinstance(data, dict):

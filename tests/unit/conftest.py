@@ -1,4 +1,7 @@
-"""How much generated input the properties see: a run of the tests, or ``make fuzz``."""
+"""How much generated input the properties see: a run of the tests, or ``make fuzz``.
+
+Hypothesis marks its tests ``hypothesis``; a test with such a function inside has that mark by hand.
+"""
 
 import os
 

@@ -5,11 +5,11 @@ import plistlib
 from pathlib import Path
 from xml.parsers.expat import ExpatError
 
-import yaml
 from thunderfleet_controlplane.balancer.look import Look, look
 from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.daemons.plan import BALANCER, BALANCER_PORT, KUBELET, label
 from thunderfleet_controlplane.install.mac.facts import own_server
+from thunderfleet_lib.host import yamltext
 from thunderfleet_localcluster.image import version
 
 
@@ -34,8 +34,8 @@ def kubelets_python(where: HostLayout) -> str | None:
 def manages_ports(where: HostLayout) -> bool:
     """Whether this Mac has a kubelet that keeps Thunderbolt ports out of bridges."""
     try:
-        config = yaml.safe_load(where.kubelet_config.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        config = yamltext.load(where.kubelet_config.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return False
     named = config.get("thunderboltPorts") if isinstance(config, dict) else None
     return where.plist(label(KUBELET)).is_file() and named != "Unmanaged"

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
+from thunderfleet_lib.host import yamltext
 from thunderfleet_lib.host.hostcmd import BlockingHost
 from thunderfleet_lib.kube import ApiError
 from thunderfleet_lib.macnet.keeper import undo
@@ -97,8 +97,8 @@ def _node(layout: HostLayout) -> str | None:
     """The name of this Mac's Node; None if it is unknown. An interrupted reset has left it in the kubelet's configuration."""
     name = read_json(layout.kubelet_state).get("name")
     if name is None:
-        with contextlib.suppress(OSError, ValueError, AttributeError, yaml.YAMLError):
-            name = yaml.safe_load(layout.kubelet_config.read_text(encoding="utf-8")).get("nodeName")
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            name = yamltext.load(layout.kubelet_config.read_text(encoding="utf-8")).get("nodeName")
     return None if name is None else str(name)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 from thunderfleet_lib.csr.rules import is_control_plane
+from thunderfleet_lib.host import yamltext
 from thunderfleet_lib.host.hostcmd import BlockingHost, Failure
 
 from thunderfleet_controlplane.daemons.layout import HostLayout
@@ -116,7 +117,7 @@ def _files(layout: HostLayout) -> list[Path]:
 
 def _serve_both(layout: HostLayout, version: str | None, prefix: Path, new: str) -> None:
     """Configure the kubelet to also serve the image of the former version while its files exist."""
-    content = yaml.safe_load(layout.kubelet_config.read_text(encoding="utf-8")) or {}
+    content = yamltext.load(layout.kubelet_config.read_text(encoding="utf-8")) or {}
     images: dict[str, Any] = dict(content.get("images") or {})
     for name, folder in list(images.items()):
         tag = name.removeprefix(f"{REPOSITORY}:")

@@ -10,4 +10,5 @@ privatefiles  files that only their owner reads
 privilege  what root may take over from its caller: environment, commands, files
 sandbox  where a container finds the volumes of its pod
 trees  removes trees of other users, shows the last lines of files
+yamltext  YAML that people write, with one kind of error
 """

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 from pydantic import ValidationError
+from thunderfleet_lib.host import yamltext
 
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.fleet.checks import Location, problems
@@ -123,15 +124,11 @@ def _where(location: Location) -> str:
 def parse_fleet(text: str, file: str = "fleet") -> Fleet:
     """Parse a fleet from YAML. Raises LocalClusterError that lists every problem with file, line and what is allowed."""
     try:
-        node = yaml.compose(text, Loader=_Lines)
-        value = yaml.load(text, Loader=_Lines)  # a SafeLoader
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        raise LocalClusterError(
-            f"{file}:{mark.line + 1 if mark else 1}: not valid YAML: {error.problem}", usage=True
-        ) from error
-    except yaml.YAMLError as error:
-        raise LocalClusterError(f"{file}: not valid YAML: {error}", usage=True) from error
+        with yamltext.parsing():
+            node = yaml.compose(text, Loader=_Lines)
+            value = yaml.load(text, Loader=_Lines)  # a SafeLoader
+    except yamltext.InvalidYamlError as error:
+        raise LocalClusterError(f"{file}:{error.line or 1}: not valid YAML: {error.problem}", usage=True) from error
     if not isinstance(value, dict):
         raise LocalClusterError(f"{file}:1: a fleet file is a mapping with the keys machines and cables", usage=True)
     try:

@@ -14,6 +14,7 @@ from thunderfleet_crds.kinds.nodeprofile import NodeProfile
 from thunderfleet_crds.kinds.thunderboltlink import ThunderboltLink
 from thunderfleet_crds.meta.apimodel import ApiModel
 from thunderfleet_crds.names import MAX_NAME_LENGTH
+from thunderfleet_lib.host import yamltext
 from thunderfleet_lib.kube import Json, key_of
 
 from thunderfleet_operator.observe.objects.metadata import epoch_number, group_index, owner_uid
@@ -63,13 +64,9 @@ class BadInput(Exception):
 def _documents(path: Path, text: str) -> Iterator[Json]:
     """The objects of a file; the items of a List come one by one."""
     try:
-        documents = list(yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
-    except yaml.YAMLError as error:
-        where = getattr(error, "problem_mark", None)
-        at = f" line {where.line + 1}" if where else ""
-        raise BadInput(f"{path}:{at} is not valid YAML or JSON: {getattr(error, 'problem', None) or error}") from None
-    except (ValueError, OverflowError, RecursionError) as error:
-        # Text that looks like a number or a date but is not valid, or values that are nested thousands of times.
+        with yamltext.parsing():
+            documents = list(yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    except yamltext.InvalidYamlError as error:
         raise BadInput(f"{path}: is not valid YAML or JSON: {error}") from None
     for number, document in enumerate(documents, 1):
         if document is None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 from cryptography import x509
+from thunderfleet_lib.host import yamltext
 from thunderfleet_lib.host.hostcmd import BlockingHost, Failure
 from thunderfleet_lib.net import tls
 
@@ -72,8 +73,8 @@ class KubeletInstaller:
             given = self._layout.kubelet_config
         if given is not None:
             try:
-                content = yaml.safe_load(given.read_text(encoding="utf-8")) or {}
-            except (OSError, ValueError, yaml.YAMLError) as error:
+                content = yamltext.load(given.read_text(encoding="utf-8")) or {}
+            except (OSError, ValueError) as error:
                 raise InstallError(f"cannot read {given}: {error}", usage=True) from None
         if not isinstance(content, dict):
             raise InstallError(

@@ -167,6 +167,7 @@ async def check_no_request_ends_a_group(group: Any, client: Any) -> None:
     assert group.running[0][0].state.recoveries == 0
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize(("size", "split"), [(1, "None"), (2, "Tensor")])
 async def test_vectors_are_right_and_no_request_for_them_ends_a_group(
     served: Callable[..., Any], embedder: Path, size: int, split: str

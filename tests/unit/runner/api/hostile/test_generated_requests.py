@@ -275,6 +275,7 @@ def _expected(body: dict[str, Any], status: int) -> bool:
     return status in ((400, 404) if body.get("path") == "/v1/embeddings" else (200, 400))
 
 
+@pytest.mark.hypothesis
 async def test_no_request_ends_wedges_or_misleads_a_group(served: Callable[..., Any], odd: Path, yardstick: list[int]) -> None:
     async with served(odd, 2, "Tensor") as (group, client):
         pids = [supervisor.member.pid for supervisor, _ in group.running.values()]
