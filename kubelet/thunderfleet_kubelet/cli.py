@@ -184,7 +184,7 @@ async def _join(arguments: argparse.Namespace) -> bool:
 
 
 async def _run(arguments: argparse.Namespace) -> None:
-    from thunderfleet_kubelet import configprocess
+    from thunderfleet_kubelet import configprocess, priority
     from thunderfleet_kubelet.bootstrap import identity as identities
     from thunderfleet_kubelet.bootstrap.certificates import read_ahead
     from thunderfleet_kubelet.bootstrap.errors import JoinError, join_again
@@ -197,22 +197,24 @@ async def _run(arguments: argparse.Namespace) -> None:
             f"{root}: no identity found; join a cluster first (thunderfleet-kubelet join; on a Mac with a "
             "control plane, `sudo thunderfleet init`; on another Mac of `thunderfleet join`, run that again)"
         )
-    config_file = arguments.config.resolve() if arguments.config else known.config_file
-    # While processes read certificates and settings, this one imports the rest.
-    with ThreadPoolExecutor(2) as readers:
-        readers.submit(read_ahead, (known.client, known.serving))
-        # The host name may have changed since; the Node's name has not.
-        reading = readers.submit(configprocess.load, config_file, known.node_name)
-        with collector.paused():
-            from thunderfleet_kubelet import app
-    config = reading.result()
-    identity = identities.usable_identity(root, None, config.node_name)
-    if identity is None:
-        raise JoinError(
-            f"{known.client} has expired, is missing or is not for node {config.node_name}; {join_again(config.node_name)}"
-        )
-    with only_one(root):
-        await app.run(root, identity, config)
+    # Pods wait for this kubelet, and while a Mac boots, everything starts at once.
+    with priority.preferred() as adopted:
+        config_file = arguments.config.resolve() if arguments.config else known.config_file
+        # While processes read certificates and settings, this one imports the rest.
+        with ThreadPoolExecutor(2) as readers:
+            readers.submit(read_ahead, (known.client, known.serving))
+            # The host name may have changed since; the Node's name has not.
+            reading = readers.submit(configprocess.load, config_file, known.node_name)
+            with collector.paused():
+                from thunderfleet_kubelet import app
+        config = reading.result()
+        identity = identities.usable_identity(root, None, config.node_name)
+        if identity is None:
+            raise JoinError(
+                f"{known.client} has expired, is missing or is not for node {config.node_name}; {join_again(config.node_name)}"
+            )
+        with only_one(root):
+            await app.run(root, identity, config, adopted)
 
 
 def _run_next(arguments: argparse.Namespace) -> None:
