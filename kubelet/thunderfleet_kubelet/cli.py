@@ -8,7 +8,7 @@ import plistlib
 import shutil
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
@@ -16,6 +16,8 @@ from pathlib import Path
 
 from thunderfleet_lib import collector, logs
 from thunderfleet_lib.helpformat import HelpFormatter
+
+from thunderfleet_kubelet import priority
 
 DEFAULT_ROOT = "/var/lib/thunderfleet/kubelet"
 LABEL = "io.thunderfleet.kubelet"
@@ -183,8 +185,8 @@ async def _join(arguments: argparse.Namespace) -> bool:
     return not arguments.no_run
 
 
-async def _run(arguments: argparse.Namespace) -> None:
-    from thunderfleet_kubelet import configprocess, priority
+async def _run(arguments: argparse.Namespace, adopted: Callable[[], None]) -> None:
+    from thunderfleet_kubelet import configprocess
     from thunderfleet_kubelet.bootstrap import identity as identities
     from thunderfleet_kubelet.bootstrap.certificates import read_ahead
     from thunderfleet_kubelet.bootstrap.errors import JoinError, join_again
@@ -197,24 +199,22 @@ async def _run(arguments: argparse.Namespace) -> None:
             f"{root}: no identity found; join a cluster first (thunderfleet-kubelet join; on a Mac with a "
             "control plane, `sudo thunderfleet init`; on another Mac of `thunderfleet join`, run that again)"
         )
-    # Pods wait for this kubelet, and while a Mac boots, everything starts at once.
-    with priority.preferred() as adopted:
-        config_file = arguments.config.resolve() if arguments.config else known.config_file
-        # While processes read certificates and settings, this one imports the rest.
-        with ThreadPoolExecutor(2) as readers:
-            readers.submit(read_ahead, (known.client, known.serving))
-            # The host name may have changed since; the Node's name has not.
-            reading = readers.submit(configprocess.load, config_file, known.node_name)
-            with collector.paused():
-                from thunderfleet_kubelet import app
-        config = reading.result()
-        identity = identities.usable_identity(root, None, config.node_name)
-        if identity is None:
-            raise JoinError(
-                f"{known.client} has expired, is missing or is not for node {config.node_name}; {join_again(config.node_name)}"
-            )
-        with only_one(root):
-            await app.run(root, identity, config, adopted)
+    config_file = arguments.config.resolve() if arguments.config else known.config_file
+    # While processes read certificates and settings, this one imports the rest.
+    with ThreadPoolExecutor(2) as readers:
+        readers.submit(read_ahead, (known.client, known.serving))
+        # The host name may have changed since; the Node's name has not.
+        reading = readers.submit(configprocess.load, config_file, known.node_name)
+        with collector.paused():
+            from thunderfleet_kubelet import app
+    config = reading.result()
+    identity = identities.usable_identity(root, None, config.node_name)
+    if identity is None:
+        raise JoinError(
+            f"{known.client} has expired, is missing or is not for node {config.node_name}; {join_again(config.node_name)}"
+        )
+    with only_one(root):
+        await app.run(root, identity, config, adopted)
 
 
 def _run_next(arguments: argparse.Namespace) -> None:
@@ -254,6 +254,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"thunderfleet-kubelet: cannot write the log to {arguments.log_file}: {error.strerror}", file=sys.stderr)
         return 1
+    # Pods wait for a kubelet that runs, and while a Mac boots, everything starts at once.
+    with priority.preferred(arguments.command == "run") as adopted:
+        return _done(arguments, adopted)
+
+
+def _done(arguments: argparse.Namespace, adopted: Callable[[], None]) -> int:
+    """The exit code of ``join`` and ``run``."""
     # Imported late, so that --help is fast.
     with collector.paused():
         from thunderfleet_lib.kube import ApiError
@@ -264,7 +271,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         if arguments.command == "run":
-            asyncio.run(_run(arguments))
+            asyncio.run(_run(arguments, adopted))
         elif asyncio.run(_join(arguments)):
             _run_next(arguments)
     except (ConfigError, UsageError) as error:

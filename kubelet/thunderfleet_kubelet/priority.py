@@ -10,8 +10,8 @@ _THREADS = "/proc/self/task"
 
 
 @contextmanager
-def preferred() -> Iterator[Callable[[], None]]:
-    """If it is root, this process gets processors before other programs, until the block ends or calls its value.
+def preferred(wanted: bool) -> Iterator[Callable[[], None]]:
+    """If ``wanted``, a process of root gets processors before other programs, until the block ends or calls its value.
 
     Processes that it starts meanwhile inherit that, so they must be short, and must not work for others.
     """
@@ -22,9 +22,10 @@ def preferred() -> Iterator[Callable[[], None]]:
             _set(before)
 
     try:
-        # Without root it stays as it is.
-        with suppress(PermissionError):
-            os.setpriority(os.PRIO_PROCESS, 0, min(NICE, before))
+        if wanted:
+            # Without root it stays as it is.
+            with suppress(PermissionError):
+                os.setpriority(os.PRIO_PROCESS, 0, min(NICE, before))
         yield take_back
     finally:
         take_back()
