@@ -131,8 +131,8 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "before other programs": ({"inner": FIRST}, "must not have the capability SYS_NICE"),
     "init container before other programs": (
         {"initContainers": [{"name": "i", "image": "i", **FIRST}]},
-        "except those of the operator, whose images must not change, because groups would wait for their processes: remove it from "
-        "container i, or",
+        "except those of the operator, whose images must not change, because groups would wait for their processes: remove it "
+        "from container i, or",
     ),
     "hostPath": (HOST, "must not have hostPath volumes, except those of the operator: remove volume host"),
 }

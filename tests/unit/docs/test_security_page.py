@@ -512,7 +512,10 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "Processes of containers with the capability `SYS_NICE`": (
         "unit/kubelet/pods/test_pods_running.py::test_only_processes_of_the_container_come_before_other_programs",
     ),
-    "The image of a container that has it": ("pod-image", f"{ON_MACS}::test_only_the_operators_pods_come_before_other_programs"),
+    "The image of a container that has it": (
+        "pod-image",
+        f"{ON_MACS}::test_only_the_operators_pods_come_before_other_programs",
+    ),
     "The operator's pods have it": ("pod-first", "unit/operator/groups/test_manifests.py::test_the_pod_of_a_rank"),
     "The process that reads the bodies of requests has": (
         "unit/runner/api/test_intake_process.py::test_what_clients_send_does_not_take_processors_from_ranks",
