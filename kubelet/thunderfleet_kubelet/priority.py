@@ -33,6 +33,7 @@ def preferred(wanted: bool) -> Iterator[Callable[[], None]]:
 
 def _set(nice: int) -> None:
     # On Linux, each thread has a nice value of its own.
-    for thread in map(int, os.listdir(_THREADS)) if sys.platform == "linux" else (0,):
+    threads = os.listdir(_THREADS) if sys.platform == "linux" else ["0"]
+    for thread in threads:
         with suppress(ProcessLookupError):
-            os.setpriority(os.PRIO_PROCESS, thread, nice)
+            os.setpriority(os.PRIO_PROCESS, int(thread), nice)
