@@ -59,6 +59,8 @@ ANNOTATION_SIGNATURE: Final = f"{GROUP}/signature"
 
 ANNOTATION_START_AT_BOOT: Final = f"{GROUP}/start-at-boot"
 """On pods, ``true``: the kubelet that adopts the pod runs it before the API server answers, with its volumes as they are."""
+CAPABILITY_FIRST: Final = "SYS_NICE"
+"""The capability of containers on Macs whose processes get processors before other programs of the Mac."""
 ANNOTATION_BACKUP: Final = f"{GROUP}/backup"
 """On the Node of a Mac with a control plane: when `thunderfleet backup` last saved it (RFC 3339)."""
 

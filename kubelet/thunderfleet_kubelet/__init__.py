@@ -17,6 +17,7 @@ containers   how they run: files, users, volumes and processes of a pod
 serving      the HTTPS server: logs, exec, metrics
 shim         the process that owns one container and outlives the kubelet
 timestamps   times as the API writes them
+priority     its own nice value until it has taken over its pods
 oneoff       short-lived processes for infrequent work that needs large libraries
 version      the version that the Node reports
 """

@@ -56,6 +56,8 @@ log = logging.getLogger(__name__)
 
 BIND_RETRY_SECONDS = 5.0
 STOP_SECONDS = 10.0
+PREFERRED_SECONDS = 30.0
+"""How long a kubelet that starts comes before other programs at most: it may have to wait for an address."""
 EVENTS = "/api/v1/namespaces/default/events"
 
 
@@ -213,9 +215,10 @@ class Kubelet:
     def _report_ports(self, reason: str, message: str, kind: Literal["Normal", "Warning"]) -> None:
         self._background(self._event(reason, message, kind))
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Runs until ``stop`` is set. Containers keep running."""
+    async def run(self, stop: asyncio.Event, adopted: Callable[[], None] = lambda: None) -> None:
+        """Runs until ``stop`` is set. Containers keep running. Calls ``adopted`` before any container starts."""
         await self.pods.start()
+        adopted()
         # Until the API server has listed the pods, pods of an earlier kubelet may be running.
         self.awake.want(True)
         stopped = asyncio.ensure_future(stop.wait())
@@ -386,12 +389,16 @@ async def _never() -> bool:
     return False
 
 
-async def run(root: Path, identity: NodeIdentity, config: Config) -> None:
-    """Runs the kubelet until SIGTERM or SIGINT. Raises JoinError and CertificateError."""
+async def run(root: Path, identity: NodeIdentity, config: Config, adopted: Callable[[], None]) -> None:
+    """Runs the kubelet until SIGTERM or SIGINT. Raises JoinError and CertificateError.
+
+    ``adopted``: called before any container starts, once the pods of an earlier kubelet are known, and maybe again.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    loop.call_later(PREFERRED_SECONDS, adopted)
     commands = Commands(config.path, python_path=config.python_path)
     gpu = GpuMemory(commands, root=root)
     machine = await look(commands, root, config.operating_system, gpu)
@@ -414,7 +421,7 @@ async def run(root: Path, identity: NodeIdentity, config: Config) -> None:
         async def shutting_down() -> bool:
             return await is_shutting_down(commands, machine.is_mac)
 
-        await Kubelet(root, identity, config, machine, reader, addresses, awake, ports, shutting_down).run(stop)
+        await Kubelet(root, identity, config, machine, reader, addresses, awake, ports, shutting_down).run(stop, adopted)
 
 
 async def _until_address(addresses: NodeAddresses, ports: ThunderboltPorts | None) -> None:

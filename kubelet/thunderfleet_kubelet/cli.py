@@ -8,7 +8,7 @@ import plistlib
 import shutil
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
@@ -16,6 +16,8 @@ from pathlib import Path
 
 from thunderfleet_lib import collector, logs
 from thunderfleet_lib.helpformat import HelpFormatter
+
+from thunderfleet_kubelet import priority
 
 DEFAULT_ROOT = "/var/lib/thunderfleet/kubelet"
 LABEL = "io.thunderfleet.kubelet"
@@ -183,7 +185,7 @@ async def _join(arguments: argparse.Namespace) -> bool:
     return not arguments.no_run
 
 
-async def _run(arguments: argparse.Namespace) -> None:
+async def _run(arguments: argparse.Namespace, adopted: Callable[[], None]) -> None:
     from thunderfleet_kubelet import configprocess
     from thunderfleet_kubelet.bootstrap import identity as identities
     from thunderfleet_kubelet.bootstrap.certificates import read_ahead
@@ -212,7 +214,7 @@ async def _run(arguments: argparse.Namespace) -> None:
             f"{known.client} has expired, is missing or is not for node {config.node_name}; {join_again(config.node_name)}"
         )
     with only_one(root):
-        await app.run(root, identity, config)
+        await app.run(root, identity, config, adopted)
 
 
 def _run_next(arguments: argparse.Namespace) -> None:
@@ -252,6 +254,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"thunderfleet-kubelet: cannot write the log to {arguments.log_file}: {error.strerror}", file=sys.stderr)
         return 1
+    # Pods wait for a kubelet that runs, and while a Mac boots, everything starts at once.
+    with priority.preferred(arguments.command == "run") as adopted:
+        return _done(arguments, adopted)
+
+
+def _done(arguments: argparse.Namespace, adopted: Callable[[], None]) -> int:
+    """The exit code of ``join`` and ``run``."""
     # Imported late, so that --help is fast.
     with collector.paused():
         from thunderfleet_lib.kube import ApiError
@@ -262,7 +271,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         if arguments.command == "run":
-            asyncio.run(_run(arguments))
+            asyncio.run(_run(arguments, adopted))
         elif asyncio.run(_join(arguments)):
             _run_next(arguments)
     except (ConfigError, UsageError) as error:

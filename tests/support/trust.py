@@ -391,6 +391,13 @@ API: dict[str, tuple[Action, ...]] = {
             _mac_pod(**HOST_FOLDER),
         ),
         Action(
+            "pod-first",
+            "the same, with processes that come before other programs (the capability `SYS_NICE`)",
+            f"POST {IN_A}/pods",
+            "401 policy policy role role role role yes role node role",
+            _mac_pod({"securityContext": {"capabilities": {"add": ["SYS_NICE"]}}}),
+        ),
+        Action(
             "pod-priority",
             "the same, with a priority class of the system",
             f"POST {IN_A}/pods",
@@ -473,7 +480,7 @@ API: dict[str, tuple[Action, ...]] = {
             "pod-image",
             "change the image of a pod of a group in A",
             f"PATCH {IN_A}/pods/$pod",
-            "401 yes yes role role role role role role role role",
+            "401 policy policy role role role role role role role role",
             {"spec": {"containers": [{"name": "runner", "image": "other"}]}},
             "application/strategic-merge-patch+json",
         ),

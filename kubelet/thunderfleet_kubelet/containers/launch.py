@@ -44,6 +44,8 @@ class Launch:
     stdin: bool = False
     stdin_once: bool = False
     tty: bool = False
+    nice: int = 0
+    """The nice value of its processes, 0 for that of the kubelet. Only root can set one below its own."""
 
 
 async def make_sandbox(folder: PodFolder, container: str, number: int) -> Path:
@@ -107,6 +109,7 @@ def prepare(folder: PodFolder, container: str, launch: Launch) -> None:
         "stdin": launch.stdin,
         "stdinOnce": launch.stdin_once,
         "tty": launch.tty,
+        "nice": launch.nice,
     }
     give_away(sandbox, launch.user)
     os.mkfifo(attempt / "alive", 0o600)

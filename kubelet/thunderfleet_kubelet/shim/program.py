@@ -6,12 +6,12 @@ import signal
 
 
 class Program:
-    """What to run. ``groups``: supplementary groups."""
+    """What to run. ``groups``: supplementary groups. ``nice``: its nice value, 0 for that of this process."""
 
     def __init__(
-        self, argv: list[str], env: dict[str, str], cwd: str, uid: int | None, gid: int | None, groups: list[int]
+        self, argv: list[str], env: dict[str, str], cwd: str, uid: int | None, gid: int | None, groups: list[int], nice: int = 0
     ) -> None:
-        self.argv, self.env, self.cwd, self.uid, self.gid, self.groups = argv, env, cwd, uid, gid, groups
+        self.argv, self.env, self.cwd, self.uid, self.gid, self.groups, self.nice = argv, env, cwd, uid, gid, groups, nice
 
 
 def become(uid: int | None, gid: int | None, groups: list[int]) -> None:
@@ -23,6 +23,15 @@ def become(uid: int | None, gid: int | None, groups: list[int]) -> None:
         os.setgroups(groups)
     if uid is not None and uid != os.geteuid():
         os.setuid(uid)
+
+
+def prefer(nice: int) -> None:
+    """Sets the nice value of this process, unless it is 0. Without root, a value below that of this process has no effect."""
+    if nice:
+        try:
+            os.setpriority(os.PRIO_PROCESS, 0, nice)
+        except PermissionError:
+            return
 
 
 def run_program(program: Program, out: int, err: int, report: int, stdin: int = -1, tty: bool = False) -> None:
@@ -43,6 +52,7 @@ def run_program(program: Program, out: int, err: int, report: int, stdin: int = 
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         os.umask(0o022)
+        prefer(program.nice)
         become(program.uid, program.gid, program.groups)
         os.chdir(program.cwd)
         execute(program.argv, program.env)

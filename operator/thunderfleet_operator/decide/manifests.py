@@ -34,6 +34,7 @@ from thunderfleet_crds.names import (
     ANNOTATION_SIGNATURE,
     ANNOTATION_START_AT_BOOT,
     API_VERSION,
+    CAPABILITY_FIRST,
     LABEL_DEPLOYMENT,
     LABEL_EPOCH,
     LABEL_GROUP,
@@ -352,6 +353,8 @@ def pod(
         ],
         "ports": [{"name": name, "containerPort": port, "hostPort": port, "protocol": "TCP"} for name, port in numbered],
         "resources": _resources(entry.memory_bytes, gpu_memory),
+        # All ranks of a group wait for one that waits for a processor, and people work on their Macs, too.
+        "securityContext": {"capabilities": {"add": [CAPABILITY_FIRST]}},
         "readinessProbe": probe("/readyz", 2, 2),
         # A supervisor that cannot start writes why; after a crash, the end of its log takes the place of that.
         "terminationMessagePolicy": "FallbackToLogsOnError",

@@ -50,6 +50,8 @@ def main() -> int:
     if not arguments.cold:
         with limits.cpu(WARM_UP_SECONDS):
             tokenizer.warm_up()
+    # What clients send must not take processors from ranks.
+    limits.ordinary_priority()
     serve(end, tokenizer)
     return 0
 

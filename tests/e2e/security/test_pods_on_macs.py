@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
-from thunderfleet_lib.kube import ApiError, Kube
+from thunderfleet_lib.kube import APPLY, STRATEGIC_PATCH, ApiError, Kube
 from thunderfleet_localcluster.client.cluster import Cluster
 
-from tests.support.waiting import until
+from tests.support.waiting import until, until_async
 
 Json = dict[str, Any]
 
@@ -25,6 +25,7 @@ MAC: Json = {"nodeSelector": {"kubernetes.io/os": "darwin"}}
 HOST: Json = {"volumes": [{"name": "host", "hostPath": {"path": "/"}}]}
 ROOT: Json = {"securityContext": {"runAsUser": 0}}
 DIRTY: Json = {**ROOT, **HOST}
+FIRST: Json = {"securityContext": {"capabilities": {"add": ["SYS_NICE"]}}}
 
 
 def enforced(cluster: Cluster) -> bool:
@@ -127,6 +128,12 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "fsGroup staff": ({"securityContext": {"fsGroup": 20}}, "must not have group 20"),
     "privileged": ({"inner": {"securityContext": {"privileged": True}}}, "remove privileged from container main"),
     "priority of the system": ({"priorityClassName": "system-node-critical"}, "priority class system-node-critical"),
+    "before other programs": ({"inner": FIRST}, "must not have the capability SYS_NICE"),
+    "init container before other programs": (
+        {"initContainers": [{"name": "i", "image": "i", **FIRST}]},
+        "except those of the operator, whose images must not change, because groups would wait for their processes: remove it "
+        "from container i, or",
+    ),
     "hostPath": (HOST, "must not have hostPath volumes, except those of the operator: remove volume host"),
 }
 
@@ -142,7 +149,7 @@ async def test_a_tenant_gets_no_rights_on_macs(tenant: Kube, name: str) -> None:
 
 @pytest.mark.parametrize("name", ASKS)
 async def test_every_way_to_ask_for_a_mac_counts(tenant: Kube, name: str) -> None:
-    for bad in (ROOT, HOST):
+    for bad in (ROOT, HOST, {"initContainers": [{"name": "i", "image": "i", **FIRST}]}):
         assert "thunderfleet-mac-pods" in await verdict(tenant, pod(**{**ASKS[name], **bad}))
     assert await verdict(tenant, pod(**ASKS[name])) == ""
 
@@ -153,6 +160,7 @@ async def test_every_way_to_ask_for_a_mac_counts(tenant: Kube, name: str) -> Non
         {},
         {"securityContext": {"runAsUser": 1000, "runAsGroup": 65535, "fsGroup": 3000, "supplementalGroups": [2000]}},
         {"volumes": [{"name": "e", "emptyDir": {}}]},
+        {"inner": {"securityContext": {"capabilities": {"add": ["NET_RAW"], "drop": ["SYS_NICE"]}}}},
     ],
 )
 async def test_ordinary_pods_run_on_macs(tenant: Kube, spec: Json) -> None:
@@ -162,6 +170,61 @@ async def test_ordinary_pods_run_on_macs(tenant: Kube, spec: Json) -> None:
 async def test_the_operators_pods_have_host_folders_and_are_not_root(operator: Kube) -> None:
     assert await verdict(operator, pod(**MAC, **HOST)) == ""
     assert "must not run as user 0" in await verdict(operator, pod(**MAC, **DIRTY))
+
+
+async def created(kube: Kube, **spec: Any) -> str:
+    """The path of a new pod."""
+    return f"{PODS}/{(await kube.create(PODS, pod(**spec)))['metadata']['name']}"
+
+
+async def why_not(kube: Kube, path: str, **container: Any) -> list[str]:
+    """Why the API server refuses a change of a pod's container, as a patch and as an apply; empty if it does not."""
+    body = {"apiVersion": "v1", "kind": "Pod", "spec": {"containers": [{"name": "main", **container}]}}
+    said = []
+    for content in (STRATEGIC_PATCH, APPLY):
+        query = {"fieldManager": "test", "dryRun": "All"} | ({"force": "true"} if content == APPLY else {})
+        try:
+            await kube.request("PATCH", path, query=query, body=body, content=content)
+        except ApiError as error:
+            said.append(str(error))
+    return said
+
+
+async def test_only_the_operators_pods_come_before_other_programs(cluster: Cluster, tenant: Kube, operator: Kube) -> None:
+    waits = {"nodeSelector": {**MAC["nodeSelector"], "example.com/none": "here"}}
+    refusal = "must not have the capability SYS_NICE"
+    later = {"schedulingGates": [{"name": "example.com/later"}]}
+    operators = await created(operator, inner=FIRST, **waits, **HOST)
+    plain, gated = await created(tenant, **waits), await created(tenant, inner=FIRST, **later)
+    async with await Kube.from_kubeconfig(cluster.kubeconfig) as admin:
+        # The program of a pod that has it stays that of the operator.
+        for kube in (tenant, admin):
+            assert [refusal in said for said in await why_not(kube, operators, image="other")] == [True, True]
+            assert await why_not(kube, plain, image="other") == []
+            # Nobody adds it later.
+            immutable = "pod updates may not change fields"
+            assert [immutable in said for said in await why_not(kube, plain, image="other", **FIRST)] == [True, True]
+        await tenant.patch(operators, {"metadata": {"labels": {"a": "b"}}})
+        await admin.patch(f"{plain}/resize", {"spec": {"containers": [{"name": "main", **FIRST}]}}, STRATEGIC_PATCH)
+        debugger = {"ephemeralContainers": [{"name": "d", "image": "i", **FIRST}]}
+        with pytest.raises(ApiError, match=refusal):
+            await admin.patch(f"{plain}/ephemeralcontainers", {"spec": debugger})
+        assert "SYS_NICE" not in json.dumps(await admin.get(plain))
+    with pytest.raises(ApiError, match=refusal):
+        await tenant.patch(gated, {"spec": MAC})
+
+
+async def test_pods_of_a_users_controllers_come_before_no_other_programs(tenant: Kube) -> None:
+    template = {"metadata": {"labels": {"app": "first"}}, "spec": pod(inner=FIRST, **MAC)["spec"]}
+    wanted = {"replicas": 1, "selector": {"matchLabels": {"app": "first"}}, "template": template}
+    sets = f"/apis/apps/v1/namespaces/{TENANT}/replicasets"
+    await tenant.create(sets, {"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "first"}, "spec": wanted})
+
+    async def refused() -> bool:
+        conditions = (await tenant.get(f"{sets}/first"))["status"].get("conditions") or []
+        return any("must not have the capability SYS_NICE" in str(one.get("message")) for one in conditions)
+
+    await until_async(refused, "the pods of a ReplicaSet are refused", SECONDS)
 
 
 async def test_the_operators_name_in_a_pod_is_not_the_operator(tenant: Kube) -> None:

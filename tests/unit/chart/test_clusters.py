@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from thunderfleet_crds.names import CAPABILITY_FIRST
 
 Json = dict[str, Any]
 Helm = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -214,12 +215,30 @@ def test_users_of_namespaces_write_what_is_theirs_and_no_status(render: Render) 
     assert not {resource for resource, _ in edit | view} & {"nodeprofiles", "thunderboltlinks"}, "those belong to no namespace"
 
 
+def mac_pods(objects: list[Json]) -> Json:
+    """The spec of the policy for pods on Macs."""
+    policies = [item for item in objects if item["kind"] == "ValidatingAdmissionPolicy"]
+    (policy,) = [item for item in policies if item["metadata"]["name"] == "thunderfleet-mac-pods"]
+    spec: Json = policy["spec"]
+    return spec
+
+
+@pytest.mark.parametrize("allowed", ["Anyone", "Operator"])
+def test_what_the_kubelet_puts_before_other_programs_is_the_operators(render: Render, allowed: str) -> None:
+    spec = mac_pods(render("--set", f"pods.allowed={allowed}"))
+    variables = {one["name"]: one["expression"] for one in spec["variables"]}
+    for kind in ("containers", "initContainers", "ephemeralContainers"):
+        assert f"object.spec.?{kind}." in variables["first"]
+    assert variables["first"].count(f"'{CAPABILITY_FIRST}' in ") == 3
+    (validation,) = [one for one in spec["validations"] if "variables.first" in one["expression"]]
+    account = "system:serviceaccount:thunderfleet-system:thunderfleet-operator"
+    expected = f"variables.first.size() == 0 || request.userInfo.username == '{account}'"
+    assert validation["expression"].split() == expected.split()
+
+
 def test_pods_on_macs_are_the_operators_if_the_value_says_so(render: Render) -> None:
     def validations(*words: str) -> list[Json]:
-        name = "thunderfleet-mac-pods"
-        objects = [item for item in render(*words) if item["kind"] == "ValidatingAdmissionPolicy"]
-        (policy,) = [item for item in objects if item["metadata"]["name"] == name]
-        found: list[Json] = policy["spec"]["validations"]
+        found: list[Json] = mac_pods(render(*words))["validations"]
         return found
 
     before, after = validations(), validations("--set", "pods.allowed=Operator")

@@ -209,7 +209,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         f"{USERS}::test_command_lines_and_files_for_everybody_can_be_read",
         "unit/kubelet/node/test_node_status.py::test_pods_that_share_a_user_are_a_condition_of_the_node",
     ),
-    "a user who may create pods |": ("pod-create", "pod-root", "pod-host", "pod-privileged", "pod-priority"),
+    "a user who may create pods |": ("pod-create", "pod-root", "pod-host", "pod-privileged", "pod-first", "pod-priority"),
     "anyone else on the LAN |": (
         "kubelet-pods",
         "agent-peers",
@@ -494,6 +494,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         f"{ON_MACS}::test_the_operators_pods_have_host_folders_and_are_not_root",
         "pod-root",
         "pod-host",
+        "pod-first",
     ),
     "of the service account `thunderfleet-agent`": (
         f"{ON_MACS}::test_agents_and_privileged_namespaces_are_exempt",
@@ -505,8 +506,20 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "pod-root",
         "pod-user",
         "pod-host",
+        "pod-first",
     ),
     "The priority classes `system-cluster-critical`": ("pod-priority", f"{ON_MACS}::test_a_tenant_gets_no_rights_on_macs"),
+    "Processes of containers with the capability `SYS_NICE`": (
+        "unit/kubelet/pods/test_pods_running.py::test_only_processes_of_the_container_come_before_other_programs",
+    ),
+    "The image of a container that has it": (
+        "pod-image",
+        f"{ON_MACS}::test_only_the_operators_pods_come_before_other_programs",
+    ),
+    "The operator's pods have it": ("pod-first", "unit/operator/groups/test_manifests.py::test_the_pod_of_a_rank"),
+    "The process that reads the bodies of requests has": (
+        "unit/runner/api/test_intake_process.py::test_what_clients_send_does_not_take_processors_from_ranks",
+    ),
     "Ids below 1000": ADVICE,
     "Accounts of a directory service": ADVICE,
     "A container sees the files of the Mac": ADVICE,
@@ -595,6 +608,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "Processes of a container that sets `runAsUser` outlive": UNPROTECTED,
     "They belong to the next pod with that user id": UNPROTECTED,
     "Leave out `runAsUser`": ADVICE,
+    "A user who may run commands in pods of a group": UNPROTECTED,
     "Named POSIX shared memory": UNPROTECTED,
     "Probes and hooks of a pod send": UNPROTECTED,
     "Pods on a Mac are processes": UNPROTECTED,

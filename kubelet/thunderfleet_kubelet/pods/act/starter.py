@@ -15,6 +15,7 @@ from thunderfleet_kubelet.containers.launch import Launch
 from thunderfleet_kubelet.pods.act import probes
 from thunderfleet_kubelet.pods.act.mounter import Mounter
 from thunderfleet_kubelet.pods.context import PodContext
+from thunderfleet_kubelet.pods.decide.admission import nice_of
 from thunderfleet_kubelet.pods.decide.lifecycle import PROBLEM_LIMIT_SECONDS
 from thunderfleet_kubelet.pods.decide.observed import Problem
 from thunderfleet_kubelet.pods.decide.podspec import grace_of
@@ -116,6 +117,7 @@ class Starter:
             stdin=bool(container.get("stdin")),
             stdin_once=bool(container.get("stdinOnce")),
             tty=bool(container.get("tty")),
+            nice=nice_of(context.pod, container),
         )
 
     def _started(self, name: str, number: int) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any
 
+from thunderfleet_crds.names import CAPABILITY_FIRST
 from thunderfleet_lib.quantity import parse_quantity
 
 from thunderfleet_kubelet.containers.inputs import volume_content
@@ -20,6 +21,9 @@ Json = dict[str, Any]
 
 Rejection = tuple[str, str]
 """Reason and message of a pod that the node fails."""
+
+NICE_OF_FIRST = -10
+"""The nice value of processes that come before other programs, half way to the lowest."""
 
 
 def cannot_run(pod: Json, images: Mapping[str, object], mac: bool) -> Problem | None:
@@ -57,6 +61,17 @@ def asks_for_mac(pod: Json) -> bool:
         for selector in _required_terms(pod)
         for term in selector.get("matchExpressions") or []
     )
+
+
+def nice_of(pod: Json, container: Json) -> int:
+    """The nice value of a container's processes: below 0 with the capability SYS_NICE, else 0. Only for pods that select Macs.
+
+    The API server never changes this field of a pod, and the admission policy thunderfleet-mac-pods, which has the same rule in
+    CEL, refuses the capability for pods of others than the operator.
+    """
+    capabilities = (container.get("securityContext") or {}).get("capabilities") or {}
+    first = CAPABILITY_FIRST in (capabilities.get("add") or []) and asks_for_mac(pod)
+    return NICE_OF_FIRST if first else 0
 
 
 def _required_terms(pod: Json) -> list[Json]:

@@ -3,6 +3,7 @@
 import logging
 import os
 import plistlib
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,6 +80,37 @@ def test_a_node_that_has_joined_runs_in_a_fresh_program(tmp_path: Path, monkeypa
     assert [words[: len(start)] for words in began] == [start]
     assert parser().parse_args(began[0][len(start) :]) == parser().parse_args(["run", *given[2:], *options])
     assert main([*JOIN, *given, "--no-run"]) == 0 and len(began) == 1
+
+
+PREFERRED = """
+import asyncio, os, sys
+from thunderfleet_kubelet import app, cli
+
+def nice(*_):
+    return os.getpriority(os.PRIO_PROCESS, 0)
+
+async def run(root, identity, config, adopted):
+    loop = asyncio.get_running_loop()
+    # The thread stays.
+    found = [nice(), await loop.run_in_executor(None, nice)]
+    adopted()
+    print(*found, nice(), await loop.run_in_executor(None, nice))
+
+app.run = run
+before = nice()
+cli.main(["run", "--root", sys.argv[1]])
+print(before)
+"""
+
+
+def test_pods_wait_for_a_kubelet_that_comes_before_other_programs(tmp_path: Path) -> None:
+    make_identity(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", PREFERRED, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True
+    )
+    *found, before = map(int, done.stdout.split())
+    first = -10 if os.geteuid() == 0 else before
+    assert found == [first, first, before, before]
 
 
 def test_one_kubelet_a_root(tmp_path: Path) -> None:

@@ -313,3 +313,20 @@ async def test_sigterm_ends_pods_only_if_the_machine_shuts_down_and_the_configur
     stop.set()
     await kubelet.run(stop)
     assert found == ended
+
+
+async def test_no_container_starts_before_the_kubelets_priority_is_taken_back(
+    kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+
+    async def adopt() -> None:
+        order.append("adopt")
+
+    async def work() -> None:
+        order.append("work")
+
+    monkeypatch.setattr(kubelet.pods, "start", adopt)
+    monkeypatch.setattr(kubelet, "_work", work)
+    await kubelet.run(asyncio.Event(), lambda: order.append("take back"))
+    assert order == ["adopt", "take back", "work"]

@@ -683,6 +683,27 @@ def test_what_asks_for_a_mac() -> None:
     assert not admission.asks_for_mac(affinity(key=system, operator="In", values=["linux"]))
 
 
+@pytest.mark.parametrize(
+    ("capabilities", "expected"),
+    [
+        ({"add": ["SYS_NICE"]}, -10),
+        ({"add": ["NET_RAW", "SYS_NICE", "SYS_NICE"]}, -10),
+        # The admission policy looks for this one name only.
+        ({"add": ["sys_nice", "CAP_SYS_NICE", "SYS_NICE ", "ALL"]}, 0),
+        ({"drop": ["SYS_NICE"]}, 0),
+        ({"add": None}, 0),
+        (None, 0),
+    ],
+)
+def test_whose_processes_come_before_other_programs(capabilities: Json | None, expected: int) -> None:
+    container: Json = {"name": "a", "securityContext": {"capabilities": capabilities}}
+    assert admission.nice_of(pod(container, runtimeClassName="macos"), container) == expected
+    # The admission policy has not checked it.
+    assert admission.nice_of(pod(container), container) == 0
+    # Only the container itself counts.
+    assert admission.nice_of(pod(container, runtimeClassName="macos"), {"name": "b"}) == 0
+
+
 def test_what_cannot_run_and_why() -> None:
     known, claim = {"i": object()}, {"name": "v", "persistentVolumeClaim": {}}
     asks: Json = {"runtimeClassName": "macos"}

@@ -50,6 +50,30 @@ async def test_pod_runs_to_its_end(world: World) -> None:
     assert {"Pulled", "Created", "Started"} <= set(world.api.reasons())
 
 
+WAITS = "nice; exec sleep 600"
+FIRST: Json = {"securityContext": {"capabilities": {"add": ["SYS_NICE"]}}}
+
+
+@pytest.mark.parametrize("mac", [True, False])
+async def test_only_processes_of_the_container_come_before_other_programs(mac: bool, world: World) -> None:
+    manager = await world.boot()
+    names = ("first", "main", "other")
+    first, main, other = (sh(script) | {"name": name} for name, script in zip(names, ("nice", WAITS, WAITS), strict=True))
+    asks = {"runtimeClassName": "macos"} if mac else {}
+    world.api.add_pod("one", {"initContainers": [first | FIRST], "containers": [main | FIRST, other], **asks})
+    await world.phase("one", "Running")
+    logs = {name: world.folder("one").log(name, 0) for name in names}
+    await world.until(lambda: all(log.exists() and log.read_bytes() for log in logs.values()))
+    found = {name: int(await world.log("one", name)) for name in names}
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    # Only root may set it below its own.
+    expected = -10 if mac and os.geteuid() == 0 else own
+    assert found == {"first": expected, "main": expected, "other": own}
+    session = await manager.queries.exec("default", "one", "main", ["nice"], stdin=False, tty=False)
+    assert int(b"".join([part async for part in session.stdout])) == own
+    assert await session.wait() == 0
+
+
 async def test_pod_ends_politely_when_deleted(world: World) -> None:
     await world.boot()
     world.api.add_pod("two", {"containers": [sh("trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.05; done")]})

@@ -62,6 +62,7 @@ def test_the_pod_of_a_rank() -> None:
             {"name": "ring-1", "containerPort": 21001, "hostPort": 21001, "protocol": "TCP"},
         ],
         "resources": {"requests": {"memory": "100"}},
+        "securityContext": {"capabilities": {"add": ["SYS_NICE"]}},
         "readinessProbe": {
             "httpGet": {**get, "path": "/readyz"},
             "periodSeconds": 2,
