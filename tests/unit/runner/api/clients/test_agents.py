@@ -7,7 +7,10 @@ from typing import Any
 
 import aiohttp
 
+from tests.unit.runner.at_once import at_once
+
 MODEL = "thunderfleet/tiny"
+AT_ONCE = 4
 USAGE = {"include_usage": True}
 SHELL = {
     "name": "shell",
@@ -171,25 +174,33 @@ async def _asked(client: aiohttp.ClientSession, path: str, body: dict[str, Any])
         return response.content_type, text, response.headers.get("X-Thunderfleet-Ignored", "")
 
 
+async def _chat(client: aiohttp.ClientSession, name: str, change: dict[str, Any]) -> None:
+    kind, text, _ = await _asked(client, "/v1/chat/completions", {"model": MODEL, **change})
+    if not change.get("stream"):
+        message = json.loads(text)["choices"][0]["message"]
+        assert message["content"], name
+        if "response_format" in change:
+            assert set(json.loads(message["content"])) == {"title"}, name
+        return
+    assert kind == "text/event-stream" and text.endswith("data: [DONE]\n\n"), name
+    chunks = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
+    assert ("usage" in chunks[-1] and not chunks[-1]["choices"]) == ("stream_options" in change), name
+
+
+async def _elsewhere(client: aiohttp.ClientSession, name: str, path: str, body: dict[str, Any], end: str) -> None:
+    _, text, ignored = await _asked(client, path, {"model": MODEL, **body})
+    assert end in text[-4000:], (name, text[-1000:])
+    if path == "/v1/responses":
+        assert "response.completed" in text[-8000:] or "response.incomplete" in text[-8000:], name
+        assert ignored == "tools.custom, tools.web_search, tools.local_shell", name
+    if path == "/v1/messages?beta=true" and end:
+        assert ignored == "tools.web_search_20250305", name
+
+
 async def test_chat_interfaces_and_agents_are_understood(served: Callable[..., Any], tiny: Path) -> None:
-    async with served(tiny, 1, "None", memory={"contextTokens": 288}) as (group, client):
-        for name, change in CHATS.items():
-            kind, text, _ = await _asked(client, "/v1/chat/completions", {"model": MODEL, **change})
-            if not change.get("stream"):
-                message = json.loads(text)["choices"][0]["message"]
-                assert message["content"], name
-                if "response_format" in change:
-                    assert set(json.loads(message["content"])) == {"title"}, name
-                continue
-            assert kind == "text/event-stream" and text.endswith("data: [DONE]\n\n"), name
-            chunks = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
-            assert ("usage" in chunks[-1] and not chunks[-1]["choices"]) == ("stream_options" in change), name
-        for name, (path, body, end) in ELSEWHERE.items():
-            _, text, ignored = await _asked(client, path, {"model": MODEL, **body})
-            assert end in text[-4000:], (name, text[-1000:])
-            if path == "/v1/responses":
-                assert "response.completed" in text[-8000:] or "response.incomplete" in text[-8000:], name
-                assert ignored == "tools.custom, tools.web_search, tools.local_shell", name
-            if path == "/v1/messages?beta=true" and end:
-                assert ignored == "tools.web_search_20250305", name
+    """Several at once, because the model answers many of them until its context is full."""
+    async with served(tiny, 1, "None", memory={"contextTokens": 288, "concurrentRequests": AT_ONCE}) as (group, client):
+        chats = [_chat(client, *entry) for entry in CHATS.items()]
+        others = [_elsewhere(client, name, *entry) for name, entry in ELSEWHERE.items()]
+        await at_once(AT_ONCE, [*chats, *others])
         assert group.running[0][0].state.recoveries == 0

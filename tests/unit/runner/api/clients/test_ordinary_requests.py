@@ -9,7 +9,11 @@ from typing import Any
 import aiohttp
 from thunderfleet_localcluster.models import tinymodel
 
+from tests.unit.runner.at_once import at_once
+
 MODEL = "thunderfleet/tiny"
+AT_ONCE = 4
+"""As many answers as the group computes together; two of them end when the context is full."""
 USER = [{"role": "user", "content": "hi"}]
 KEY = {"Authorization": "Bearer k"}
 CHAT: dict[str, Any] = {"model": MODEL, "messages": USER, "max_tokens": 4}
@@ -73,15 +77,18 @@ async def answered(client: aiohttp.ClientSession, path: str, body: dict[str, Any
         return json.loads(text) if response.content_type == "application/json" else text
 
 
+async def check_chat(client: aiohttp.ClientSession, name: str, change: dict[str, Any]) -> None:
+    answer = await answered(client, "/v1/chat/completions", CHAT | change)
+    if change.get("stream"):
+        assert answer.endswith("data: [DONE]\n\n") and '"usage"' in answer, name
+        return
+    assert len(answer["choices"]) == change.get("n", 1), name
+    assert answer["model"] == MODEL, name
+    assert answer["usage"]["completion_tokens"] > 0, name
+
+
 async def check_ordinary_requests(client: aiohttp.ClientSession) -> None:
-    for name, change in CHATS.items():
-        answer = await answered(client, "/v1/chat/completions", CHAT | change)
-        if change.get("stream"):
-            assert answer.endswith("data: [DONE]\n\n") and '"usage"' in answer, name
-            continue
-        assert len(answer["choices"]) == change.get("n", 1), name
-        assert answer["model"] == MODEL, name
-        assert answer["usage"]["completion_tokens"] > 0, name
+    await at_once(AT_ONCE, (check_chat(client, *entry) for entry in CHATS.items()))
     text = await answered(client, "/v1/completions", {"model": MODEL, "prompt": "hi ", "max_tokens": 4})
     assert text["choices"][0]["text"]
     message = await answered(client, "/v1/messages", {"model": "tiny", "messages": USER, "max_tokens": 4})
