@@ -3,5 +3,6 @@
 times      runs make targets and prints where the time went
 tiers      which cases of a matrix `make test` runs
 order      which worker runs which file, and in which order
+later      libraries that are imported when a test uses them
 rewriting  the assertions of tests, rewritten once for all workers
 """

@@ -1,6 +1,7 @@
 """The URI of a folder: the schema of the CRD and the models agree, and it names nothing but a folder on a host."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,7 @@ BAD = (
 )
 
 
+@cache
 def rule(kind: str, *path: str) -> str:
     whole = yaml.safe_load((ROOT / "crds" / f"thunderfleet.io_{kind}.yaml").read_text())
     node = whole["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]

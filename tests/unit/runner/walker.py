@@ -10,12 +10,18 @@ import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
-from openai import AsyncOpenAI
 from safetensors.numpy import load_file, save_file
 from thunderfleet_localcluster.models import tinymodel
+
+from tests.support.suite.later import Later
+
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = Later("openai")
 
 MODEL = "thunderfleet/tiny"
 KEY = "a-key-of-the-test"
@@ -85,10 +91,10 @@ def walked(count: int, start: int = 1) -> str:
 
 
 @asynccontextmanager
-async def walker(served: Callable[..., Any], tiny: Path, folder: Path) -> AsyncIterator[tuple[Any, AsyncOpenAI]]:
+async def walker(served: Callable[..., Any], tiny: Path, folder: Path) -> AsyncIterator[tuple[Any, "openai.AsyncOpenAI"]]:
     """A Ready group of two ranks with the walker model, an API key and room for long answers, and a client without retries."""
     memory = {"contextTokens": 30000, "concurrentRequests": 2}
     async with served(_make_walker(tiny, folder), 2, "Pipeline", memory=memory, api_keys=frozenset({KEY})) as (group, _):
         url = f"{group.running[0][0].service.leader_url}/v1"
-        async with AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0, timeout=60) as client:
+        async with openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0, timeout=60) as client:
             yield group, client

@@ -6,11 +6,10 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import numpy
-import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -23,7 +22,13 @@ from thunderfleet_runner.rank import mlxlm
 from transformers import AutoTokenizer
 
 from tests.support.models import embeddingmodel
+from tests.support.suite.later import Later
 from tests.support.waiting import until_async
+
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = Later("openai")
 
 MODEL = "org/Qwen3-Embedding-tiny"
 TEXTS = ["Hello", "Which Macs are wired together?", "a", "x" * 700, "Which Macs are wired together!"]

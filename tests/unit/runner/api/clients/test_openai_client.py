@@ -7,15 +7,20 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import openai
 import pytest
-from openai import AsyncOpenAI
 from pydantic import BaseModel
 from thunderfleet_runner.api.http import gateway
 
+from tests.support.suite.later import Later
 from tests.unit.runner.walker import MODEL, NO_CALL, THOUGHT, walked, walker
+
+if TYPE_CHECKING:
+    import openai
+    from openai import AsyncOpenAI
+else:
+    openai = Later("openai")
 
 
 def generated(group: Any) -> float:
@@ -45,7 +50,7 @@ RULE: Any = {
 BAD_TOOL: Any = {"type": "function", "function": {"name": "bad"}}
 
 
-async def check_whole_answers(client: AsyncOpenAI) -> None:
+async def check_whole_answers(client: "AsyncOpenAI") -> None:
     assert [model.id for model in (await client.models.list()).data] == [MODEL]
     chat = await client.chat.completions.create(**CHAT, max_completion_tokens=9)
     assert chat.choices[0].message.content == walked(9)
@@ -57,7 +62,7 @@ async def check_whole_answers(client: AsyncOpenAI) -> None:
     assert text.usage is not None and text.usage.prompt_tokens == 2
 
 
-async def check_streams(client: AsyncOpenAI) -> None:
+async def check_streams(client: "AsyncOpenAI") -> None:
     stream = await client.chat.completions.create(**CHAT, max_tokens=9, stream=True, stream_options={"include_usage": True})
     chunks = [chunk async for chunk in stream]
     *_, end, usage = chunks
@@ -74,7 +79,7 @@ async def check_streams(client: AsyncOpenAI) -> None:
     assert pieces[-1].usage is not None and pieces[-1].usage.completion_tokens == 9
 
 
-async def check_stops(client: AsyncOpenAI) -> None:
+async def check_stops(client: "AsyncOpenAI") -> None:
     stop = walked(3, start=6)
     for stops in (stop, ["never", stop]):
         chat = await client.chat.completions.create(**CHAT, max_tokens=40, stop=stops)
@@ -87,7 +92,7 @@ async def check_stops(client: AsyncOpenAI) -> None:
     assert (text.choices[0].text, text.choices[0].finish_reason) == (walked(5), "stop")
 
 
-async def check_logprobs(client: AsyncOpenAI) -> None:
+async def check_logprobs(client: "AsyncOpenAI") -> None:
     def check_chat(entries: Any, count: int) -> None:
         assert [entry.token for entry in entries] == [walked(1, start=1 + at) for at in range(count)]
         for entry in entries:
@@ -120,7 +125,7 @@ async def check_logprobs(client: AsyncOpenAI) -> None:
     check_text(openai.types.completion_choice.Logprobs(**merged), 4)
 
 
-async def check_tools(client: AsyncOpenAI) -> None:
+async def check_tools(client: "AsyncOpenAI") -> None:
     messages: list[Any] = [{"role": "user", "content": "weather?"}]
     chat = await client.chat.completions.create(model=MODEL, messages=messages, tools=[TOOL])
     choice = chat.choices[0]
@@ -162,7 +167,7 @@ class Verdict(BaseModel):
     weight: Literal[1, 2]
 
 
-async def check_formats(client: AsyncOpenAI) -> None:
+async def check_formats(client: "AsyncOpenAI") -> None:
     messages: list[Any] = [{"role": "user", "content": "hi"}]
     for choice in ("required", {"type": "function", "function": {"name": "rule"}}):
         forced: Any = await client.chat.completions.create(model=MODEL, messages=messages, tools=[RULE], tool_choice=choice)  # type: ignore[call-overload]
@@ -179,7 +184,7 @@ async def check_formats(client: AsyncOpenAI) -> None:
     assert thought.choices[0].message.reasoning_content == THOUGHT
 
 
-async def check_errors(client: AsyncOpenAI) -> None:
+async def check_errors(client: "AsyncOpenAI") -> None:
     with pytest.raises(openai.BadRequestError) as bad:
         await client.chat.completions.create(**CHAT | {"temperature": 9})
     assert bad.value.param == "temperature" and bad.value.type == "invalid_request_error"
@@ -195,7 +200,7 @@ async def check_errors(client: AsyncOpenAI) -> None:
         await client.with_options(api_key="wrong").models.list()
 
 
-async def check_cancel(group: Any, client: AsyncOpenAI) -> None:
+async def check_cancel(group: Any, client: "AsyncOpenAI") -> None:
     service = group.running[0][0].service
     before = generated(group)
     stream = await client.chat.completions.create(**CHAT, max_tokens=20000, stream=True)
@@ -211,7 +216,7 @@ async def check_cancel(group: Any, client: AsyncOpenAI) -> None:
     assert generated(group) - before == spent
 
 
-async def check_too_many(group: Any, client: AsyncOpenAI) -> None:
+async def check_too_many(group: Any, client: "AsyncOpenAI") -> None:
     """Two requests run, and none may wait."""
     streams = [await client.chat.completions.create(**CHAT, max_tokens=14000, stream=True) for _ in range(2)]
     for stream in streams:
@@ -225,7 +230,7 @@ async def check_too_many(group: Any, client: AsyncOpenAI) -> None:
     await group.until(lambda: service.running == 0, "both have ended")
 
 
-async def check_a_cut_stream(group: Any, client: AsyncOpenAI) -> None:
+async def check_a_cut_stream(group: Any, client: "AsyncOpenAI") -> None:
     service = group.running[0][0].service
     stream = await client.chat.completions.create(**CHAT, max_tokens=20000, stream=True)
     chunks = aiter(stream)

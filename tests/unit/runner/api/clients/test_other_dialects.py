@@ -4,16 +4,21 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import anthropic
-import openai
 import pytest
-from anthropic import AsyncAnthropic
-from openai import AsyncOpenAI
 from pydantic import BaseModel
 
+from tests.support.suite.later import Later
 from tests.unit.runner.walker import KEY, MODEL, THOUGHT, walked, walker
+
+if TYPE_CHECKING:
+    import anthropic
+    import openai
+    from anthropic import AsyncAnthropic
+    from openai import AsyncOpenAI
+else:
+    anthropic, openai = Later("anthropic"), Later("openai")
 
 
 class Verdict(BaseModel):
@@ -32,7 +37,7 @@ RESPONSE: Any = {"model": MODEL, "max_output_tokens": 16, "input": "hi", "temper
 HARD: Any = {"output_config": {"effort": "high"}}
 
 
-async def check_messages(client: AsyncAnthropic) -> None:
+async def check_messages(client: "AsyncAnthropic") -> None:
     message = await client.messages.create(**MESSAGE, system=[{"type": "text", "text": "be brief"}])
     (block,) = message.content
     assert (block.type, message.role, message.stop_reason, message.model) == ("text", "assistant", "max_tokens", MODEL)
@@ -52,7 +57,7 @@ async def check_messages(client: AsyncAnthropic) -> None:
     assert (final.stop_reason, final.usage.output_tokens) == ("max_tokens", 9)
 
 
-async def check_thinking(client: AsyncAnthropic) -> None:
+async def check_thinking(client: "AsyncAnthropic") -> None:
     message = await client.messages.create(**MESSAGE, **HARD)
     thinking, text = message.content
     assert thinking.type == "thinking" and thinking.thinking == THOUGHT
@@ -68,7 +73,7 @@ async def check_thinking(client: AsyncAnthropic) -> None:
     assert (await client.messages.create(**MESSAGE | {"messages": again})).content
 
 
-async def check_message_tools(client: AsyncAnthropic) -> None:
+async def check_message_tools(client: "AsyncAnthropic") -> None:
     asked: Any = MESSAGE | {"tools": [WEATHER, {"type": "web_search_20250305", "name": "web_search"}]}
     raw = await client.messages.with_raw_response.create(**asked)
     assert raw.headers["X-Thunderfleet-Ignored"] == "tools.web_search_20250305"
@@ -86,7 +91,7 @@ async def check_message_tools(client: AsyncAnthropic) -> None:
     assert after.content[0].type == "text" and after.content[0].text == walked(9)
 
 
-async def check_forced(messages: AsyncAnthropic, client: AsyncOpenAI) -> None:
+async def check_forced(messages: "AsyncAnthropic", client: "AsyncOpenAI") -> None:
     tool: Any = {"name": "rule", "input_schema": Verdict.model_json_schema()}
     choices: tuple[Any, ...] = ({"type": "any"}, {"type": "tool", "name": "rule"})
     for choice in choices:
@@ -97,7 +102,7 @@ async def check_forced(messages: AsyncAnthropic, client: AsyncOpenAI) -> None:
     assert parsed.output_parsed is not None
 
 
-async def check_message_errors(client: AsyncAnthropic) -> None:
+async def check_message_errors(client: "AsyncAnthropic") -> None:
     with pytest.raises(anthropic.BadRequestError, match="temperature must be a number") as bad:
         await client.messages.create(**MESSAGE, extra_body={"temperature": 9})
     assert isinstance(bad.value.body, dict) and bad.value.body["error"]["type"] == "invalid_request_error"
@@ -112,7 +117,7 @@ async def check_message_errors(client: AsyncAnthropic) -> None:
         await client.with_options(api_key="wrong").messages.create(**MESSAGE)
 
 
-async def check_responses(client: AsyncOpenAI) -> None:
+async def check_responses(client: "AsyncOpenAI") -> None:
     response = await client.responses.create(**RESPONSE, instructions="be brief")
     assert response.output_text == walked(16)
     assert response.status == "incomplete" and response.incomplete_details is not None
@@ -133,7 +138,7 @@ async def check_responses(client: AsyncOpenAI) -> None:
     assert (await client.responses.create(**RESPONSE | {"input": turns})).output_text
 
 
-async def check_response_tools(client: AsyncOpenAI) -> None:
+async def check_response_tools(client: "AsyncOpenAI") -> None:
     asked: Any = RESPONSE | {"tools": [FUNCTION, {"type": "web_search"}]}
     response = await client.responses.create(**asked)
     (call,) = response.output
@@ -148,7 +153,7 @@ async def check_response_tools(client: AsyncOpenAI) -> None:
     assert (await client.responses.create(**RESPONSE | {"input": turns})).output_text == walked(16)
 
 
-async def check_response_errors(client: AsyncOpenAI) -> None:
+async def check_response_errors(client: "AsyncOpenAI") -> None:
     bodies: tuple[dict[str, Any], ...] = (
         {"previous_response_id": "resp_1"},
         {"background": True},
@@ -161,7 +166,7 @@ async def check_response_errors(client: AsyncOpenAI) -> None:
         assert bad.value.param in wrong
 
 
-async def check_cut_streams(group: Any, messages: AsyncAnthropic, client: AsyncOpenAI) -> None:
+async def check_cut_streams(group: Any, messages: "AsyncAnthropic", client: "AsyncOpenAI") -> None:
     """A stream that is cut ends with its dialect's error."""
     long: Any = await messages.messages.create(**MESSAGE | {"max_tokens": 20000}, stream=True)
     other: Any = await client.responses.create(**RESPONSE | {"max_output_tokens": 20000}, stream=True)
@@ -178,7 +183,7 @@ async def check_cut_streams(group: Any, messages: AsyncAnthropic, client: AsyncO
 async def test_official_clients_of_other_dialects(served: Callable[..., Any], tiny: Path, tmp_path: Path) -> None:
     async with walker(served, tiny, tmp_path / "walker") as (group, client):
         url = group.running[0][0].service.leader_url
-        async with AsyncAnthropic(base_url=url, api_key=KEY, max_retries=0, timeout=60) as messages:
+        async with anthropic.AsyncAnthropic(base_url=url, api_key=KEY, max_retries=0, timeout=60) as messages:
             await check_messages(messages)
             await check_thinking(messages)
             await check_message_tools(messages)
