@@ -353,7 +353,7 @@ def pod(
         ],
         "ports": [{"name": name, "containerPort": port, "hostPort": port, "protocol": "TCP"} for name, port in numbered],
         "resources": _resources(entry.memory_bytes, gpu_memory),
-        # All ranks of a group wait for one that waits for a processor, and people work on their Macs, too.
+        # All ranks of a group wait for the last one that has loaded.
         "securityContext": {"capabilities": {"add": [CAPABILITY_FIRST]}},
         "readinessProbe": probe("/readyz", 2, 2),
         # A supervisor that cannot start writes why; after a crash, the end of its log takes the place of that.

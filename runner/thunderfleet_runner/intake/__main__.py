@@ -11,7 +11,7 @@ from typing import Any
 from thunderfleet_lib import collector
 
 from thunderfleet_runner import framing
-from thunderfleet_runner.host import parentdeath
+from thunderfleet_runner.host import parentdeath, priority
 from thunderfleet_runner.intake import limits
 
 WARM_UP_SECONDS = 2.0
@@ -51,7 +51,7 @@ def main() -> int:
         with limits.cpu(WARM_UP_SECONDS):
             tokenizer.warm_up()
     # What clients send must not take processors from ranks.
-    limits.ordinary_priority()
+    priority.ordinary()
     serve(end, tokenizer)
     return 0
 

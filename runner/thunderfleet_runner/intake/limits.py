@@ -4,7 +4,6 @@ The kernel enforces both limits. A thread of this process could not, because a t
 hold the interpreter lock for any time.
 """
 
-import os
 import resource
 import signal
 import sys
@@ -47,15 +46,6 @@ def apart(seconds: float) -> Iterator[None]:
     finally:
         # A timer of zero seconds would cancel the outer limit, if there is one.
         signal.setitimer(signal.ITIMER_PROF, max(left, 0.001) if left else 0)
-
-
-def ordinary_priority() -> None:
-    """Takes back the priority that the process group of this process has inherited from the supervisor.
-
-    On Linux each thread has a nice value of its own; that of a process group is set for all of its threads.
-    """
-    if os.getpriority(os.PRIO_PGRP, 0) < 0:
-        os.setpriority(os.PRIO_PGRP, 0, 0)
 
 
 def bound_memory(more: int = MEMORY_BYTES) -> None:
