@@ -402,8 +402,9 @@ class Index:
     @property
     def taken(self) -> Taken:
         """What is taken on each Mac."""
-        usage = self.usage
-        return self._made("taken", (usage,), usage.taken)
+        usage, known = self.usage, self._kept.get("taken")
+        past: tuple[Usage, Taken] = (known.revision[0], known.value) if known is not None else (Usage(), Taken())
+        return self._made("taken", (usage,), lambda: usage.taken_after(*past))
 
     @property
     def fleet(self) -> Fleet:
