@@ -190,15 +190,15 @@ class Index:
         return cast("T", known.value)
 
     def _owned(
-        self, name: str, values: Mapping[str, V | None], make: Callable[[V, ModelDeployment | None], V | None]
-    ) -> Mapping[str, V]:
+        self, name: str, values: Mapping[K, V | None], make: Callable[[V, ModelDeployment | None], V | None]
+    ) -> Mapping[K, V]:
         """What ``make`` returns for each value and its ModelDeployment. The same mapping while none of that has changed."""
         deployments, known = self.deployments, self._kept.get(name)
         inputs = values, deployments
         if known is not None and all(map(is_, known.revision, inputs)):
-            return cast("Mapping[str, V]", known.value)
-        past = known.objects if known is not None else {}
-        parts, same = dict[str, tuple[V, ModelDeployment | None, V | None]](), known is not None
+            return cast("Mapping[K, V]", known.value)
+        past: dict[Any, Any] = known.objects if known is not None else {}
+        parts, same = dict[Any, tuple[V, ModelDeployment | None, V | None]](), known is not None
         for key, value in values.items():
             if value is None:
                 continue
@@ -217,7 +217,7 @@ class Index:
         else:
             found = known.value
         self._kept[name] = _Kept(inputs, parts, found)
-        return cast("Mapping[str, V]", found)
+        return cast("Mapping[K, V]", found)
 
     # --- one value an object -----------------------------------------------------------------------------------------
 
@@ -242,9 +242,6 @@ class Index:
         """The plans that the operator made, by the ``namespace/name`` of their ConfigMaps, those being deleted included."""
         raw = self._objects(CONFIGMAPS, lambda item: read_epoch(item, self._keys()))
         return self._owned("accepted plans", raw, accepted)
-
-    def _deployment(self, namespace: str, name: str) -> ModelDeployment | None:
-        return self.deployments.get(f"{namespace}/{name}") if name else None
 
     @property
     def profiles(self) -> Mapping[str, NodeProfile | None]:
@@ -391,13 +388,13 @@ class Index:
         """Everything that reserves something on the Macs."""
         pods, epochs = self.pods, self.epochs
         newest = self._made("newest placements", (epochs,), lambda: newest_epochs(epochs.values()))
+        full = self._owned("counting plans", newest, lambda epoch, owner: epoch if counts(epoch, owner) else None)
 
         def make() -> Usage:
-            full = {key: epoch for key, epoch in newest.items() if counts(epoch, self._deployment(*epoch.deployment))}
             held = {key: epoch.plan for key, epoch in newest.items() if key not in full}
             return Usage(pods, {key: epoch.plan for key, epoch in full.items()}, held)
 
-        return self._made("usage", (pods, newest, self.deployments), make)
+        return self._made("usage", (pods, newest, full), make)
 
     @property
     def taken(self) -> Taken:
