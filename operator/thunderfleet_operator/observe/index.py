@@ -88,7 +88,7 @@ def _read(collection: Collection, read: Callable[[Json], Any], key: str, item: K
     write some of these objects, and one of them must not stop the rounds of all ModelDeployments.
     """
     try:
-        into[key] = read(unpacked(item))
+        into[key] = read(unpacked(item, interned=True))
     except Exception:
         state = "ignoring its change" if key in into else "ignoring the object"
         log.exception("cannot read %s %s; %s. This is an error in the operator: report it", collection.name, key, state)
