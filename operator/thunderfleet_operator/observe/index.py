@@ -19,7 +19,7 @@ from thunderfleet_crds.kinds.nodeprofile import NodeProfile
 from thunderfleet_crds.kinds.thunderboltlink import ThunderboltLink
 from thunderfleet_crds.meta.apimodel import ApiModel
 
-from thunderfleet_operator.observe.fleet.builder import FleetBuilder
+from thunderfleet_operator.observe.fleet.builder import FleetBuilder, changed_names
 from thunderfleet_operator.observe.fleet.links import LinksOf
 from thunderfleet_operator.observe.fleet.usage import Taken, Usage
 from thunderfleet_operator.observe.objects.fetchpods import FetchPod, read_fetch_pod
@@ -192,30 +192,31 @@ class Index:
     def _owned(
         self, name: str, values: Mapping[K, V | None], make: Callable[[V, ModelDeployment | None], V | None]
     ) -> Mapping[K, V]:
-        """What ``make`` returns for each value and its ModelDeployment. The same mapping while none of that has changed."""
+        """What ``make`` returns for each value and its ModelDeployment. The same mapping while none of that has changed.
+
+        Only values that have changed themselves, or whose ModelDeployment has, are made again.
+        """
         deployments, known = self.deployments, self._kept.get(name)
         inputs = values, deployments
         if known is not None and all(map(is_, known.revision, inputs)):
             return cast("Mapping[K, V]", known.value)
-        past: dict[Any, Any] = known.objects if known is not None else {}
-        parts, same = dict[Any, tuple[V, ModelDeployment | None, V | None]](), known is not None
-        for key, value in values.items():
-            if value is None:
-                continue
-            namespace, owner = value.deployment
-            deployment, before = deployments.get(f"{namespace}/{owner}") if owner else None, past.get(key)
-            if before is None or before[0] is not value or before[1] is not deployment:
-                result = make(value, deployment)
-                if before is not None and before[2] == result:
-                    result = before[2]
-                else:
-                    same = False
-                before = value, deployment, result
-            parts[key] = before
-        if known is None or not same or len(parts) != len(past):
-            found: Any = {key: part[2] for key, part in parts.items() if part[2] is not None}
-        else:
-            found = known.value
+        parts: dict[Any, tuple[str, V | None]] = dict(known.objects) if known is not None else {}
+        past: tuple[Mapping[Any, object], Mapping[str, object]] = known.revision if known is not None else ({}, {})
+        owners, same = changed_names(past[1], deployments), known is not None
+        for key in {*changed_names(past[0], values), *(key for key, part in parts.items() if part[0] in owners)}:
+            value, before = values.get(key), parts.pop(key, None)
+            result = None
+            if value is not None:
+                namespace, owner_name = value.deployment
+                owner = f"{namespace}/{owner_name}" if owner_name else ""
+                result = make(value, deployments.get(owner))
+                if before is not None and before[1] == result:
+                    result = before[1]
+                parts[key] = owner, result
+            same = same and result is (before[1] if before is not None else None)
+        found: Any = known.value if known is not None else {}
+        if not same:
+            found = {key: parts[key][1] for key in values if key in parts and parts[key][1] is not None}
         self._kept[name] = _Kept(inputs, parts, found)
         return cast("Mapping[K, V]", found)
 
