@@ -179,8 +179,7 @@ class Packed(NamedTuple):
         return cls(version(item), item["metadata"].get("uid"), text, models)
 
     def unpack(self, *, interned: bool) -> Json:
-        """A new copy of the object. ``interned``: strings that are equal in many objects are the same, also in values made
-        from them."""
+        """A new copy of the object. ``interned``: equal strings of all objects are one, also in values made from them."""
         item: Json = json.loads(zlib.decompress(self.text))
         if interned:
             item = _interned(item)
