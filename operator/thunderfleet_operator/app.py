@@ -12,6 +12,7 @@ from pathlib import Path
 
 from aiohttp import web
 from thunderfleet_crds.exchange.routing import DemandReport
+from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_lib.kube import ApiError, Json, Kube, Part, key_of
 from thunderfleet_lib.net.listener import allow_descriptors
 from thunderfleet_lib.net.tlsbuffers import small_buffers
@@ -157,7 +158,6 @@ class Operator:
             self.groups,
             drains,
             executor,
-            self.metrics,
             settings,
             self.planner,
             _now,
@@ -191,6 +191,8 @@ class Operator:
         self.metrics.clock.set_function(lambda: float(kube.clock.wrong or 0))
         for part in Part:
             self.metrics.silent.labels(part).set_function(partial(self._silent, part))
+        for stage in GroupPhase:
+            self.metrics.groups.labels(stage.value).set_function(partial(self._groups_in, stage))
         self._shown = ObjectMetrics(self._objects, self.leading)
 
     def _objects(self) -> Objects:
@@ -251,6 +253,12 @@ class Operator:
 
     def _silent(self, part: Part) -> float:
         return float(self.leader.silent is part)
+
+    def _groups_in(self, stage: GroupPhase) -> float:
+        """The number of groups in a state, for the leader's metrics."""
+        deployments = self._index.deployments.values() if self.leading() else ()
+        groups = (group for one in deployments if one is not None for group in one.status.groups)
+        return float(sum(group.state is stage for group in groups))
 
     def leading(self) -> bool:
         """Whether this replica may act: it is the leader and has read the keys since it became that."""

@@ -13,7 +13,6 @@ from dataclasses import replace
 from datetime import datetime
 
 from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
-from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_lib.timestamps import age_seconds
 
 from thunderfleet_operator.act.drains import Drains
@@ -21,7 +20,6 @@ from thunderfleet_operator.act.executor import Executor, Placed
 from thunderfleet_operator.act.group_client import GroupClient
 from thunderfleet_operator.decide.deployment import ADVICE_SECONDS, Decision, Settings, decide
 from thunderfleet_operator.decide.scaling.turns import take_turns
-from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.observe.concerns import Profiles, Reach, reach
 from thunderfleet_operator.observe.fleet.steadiness import Steadiness
 from thunderfleet_operator.observe.fleet.weights import WeightsFleets
@@ -64,7 +62,6 @@ class Reconciler:
         groups: GroupClient,
         drains: Drains,
         executor: Executor,
-        metrics: Metrics,
         settings: Settings,
         planner: Planner,
         clock: Callable[[], datetime],
@@ -84,7 +81,6 @@ class Reconciler:
         self._groups = groups
         self._drains = drains
         self._executor = executor
-        self._metrics = metrics
         self._settings = settings
         self._clock = clock
         self._planner = planner
@@ -94,8 +90,6 @@ class Reconciler:
         self._settling: dict[tuple[str, int], float] = {}
         """By ModelDeployment and group, since when (monotonic) its first placement waits for reports about a cable."""
         self._fleets = WeightsFleets()
-        self._counted: object = None
-        """The ModelDeployments whose groups the metrics count."""
         self._waiting: dict[str, datetime] = {}
         """Time at which a round began to wait for the planner, by ModelDeployment."""
         self.unplaced: set[str] = set()
@@ -173,7 +167,6 @@ class Reconciler:
         self._count_unplaced(key, done.unplaced)
         if decision.settled and not done.unplaced:
             self._settled.add(key)
-        self._count_groups()
         return done.recheck_seconds
 
     def _count_unplaced(self, key: str, unplaced: bool) -> None:
@@ -317,18 +310,5 @@ class Reconciler:
             self._scaling.forget(key)
             self.unplaced.discard(key)
             self._settled.discard(key)
-            self._count_groups()
             return None
         return deployment
-
-    def _count_groups(self) -> None:
-        deployments = self._index.deployments
-        if deployments is self._counted:
-            return
-        self._counted = deployments
-        counts = dict.fromkeys((stage.value for stage in GroupPhase), 0)
-        for deployment in deployments.values():
-            for group in deployment.status.groups if deployment is not None else ():
-                counts[group.state.value] += 1
-        for stage, count in counts.items():
-            self._metrics.groups.labels(stage).set(count)

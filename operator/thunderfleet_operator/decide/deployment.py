@@ -324,7 +324,7 @@ def _turns(
         for one in gone:
             for index in one.groups:
                 usage = usage.without((one.uid, index))
-        fleet = occupied(base, taken, usage.taken())
+        fleet = occupied(base, taken, usage.taken_after(account.usage, account.taken))
         return isinstance(plan_at_once(fleet, asked, max_steps=TURN_STEPS, explained=False), Placement)
 
     return yielding(observed.candidates, fits)

@@ -19,7 +19,7 @@ from thunderfleet_crds.kinds.nodeprofile import NodeProfile
 from thunderfleet_crds.kinds.thunderboltlink import ThunderboltLink
 from thunderfleet_crds.meta.apimodel import ApiModel
 
-from thunderfleet_operator.observe.fleet.builder import FleetBuilder
+from thunderfleet_operator.observe.fleet.builder import FleetBuilder, changed_names
 from thunderfleet_operator.observe.fleet.links import LinksOf
 from thunderfleet_operator.observe.fleet.usage import Taken, Usage
 from thunderfleet_operator.observe.objects.fetchpods import FetchPod, read_fetch_pod
@@ -88,7 +88,7 @@ def _read(collection: Collection, read: Callable[[Json], Any], key: str, item: K
     write some of these objects, and one of them must not stop the rounds of all ModelDeployments.
     """
     try:
-        into[key] = read(unpacked(item))
+        into[key] = read(unpacked(item, interned=True))
     except Exception:
         state = "ignoring its change" if key in into else "ignoring the object"
         log.exception("cannot read %s %s; %s. This is an error in the operator: report it", collection.name, key, state)
@@ -190,34 +190,35 @@ class Index:
         return cast("T", known.value)
 
     def _owned(
-        self, name: str, values: Mapping[str, V | None], make: Callable[[V, ModelDeployment | None], V | None]
-    ) -> Mapping[str, V]:
-        """What ``make`` returns for each value and its ModelDeployment. The same mapping while none of that has changed."""
+        self, name: str, values: Mapping[K, V | None], make: Callable[[V, ModelDeployment | None], V | None]
+    ) -> Mapping[K, V]:
+        """What ``make`` returns for each value and its ModelDeployment. The same mapping while none of that has changed.
+
+        Only values that have changed themselves, or whose ModelDeployment has, are made again.
+        """
         deployments, known = self.deployments, self._kept.get(name)
         inputs = values, deployments
         if known is not None and all(map(is_, known.revision, inputs)):
-            return cast("Mapping[str, V]", known.value)
-        past = known.objects if known is not None else {}
-        parts, same = dict[str, tuple[V, ModelDeployment | None, V | None]](), known is not None
-        for key, value in values.items():
-            if value is None:
-                continue
-            namespace, owner = value.deployment
-            deployment, before = deployments.get(f"{namespace}/{owner}") if owner else None, past.get(key)
-            if before is None or before[0] is not value or before[1] is not deployment:
-                result = make(value, deployment)
-                if before is not None and before[2] == result:
-                    result = before[2]
-                else:
-                    same = False
-                before = value, deployment, result
-            parts[key] = before
-        if known is None or not same or len(parts) != len(past):
-            found: Any = {key: part[2] for key, part in parts.items() if part[2] is not None}
-        else:
-            found = known.value
+            return cast("Mapping[K, V]", known.value)
+        parts: dict[Any, tuple[str, V | None]] = dict(known.objects) if known is not None else {}
+        past: tuple[Mapping[Any, object], Mapping[str, object]] = known.revision if known is not None else ({}, {})
+        owners, same = changed_names(past[1], deployments), known is not None
+        for key in {*changed_names(past[0], values), *(key for key, part in parts.items() if part[0] in owners)}:
+            value, before = values.get(key), parts.pop(key, None)
+            result = None
+            if value is not None:
+                namespace, owner_name = value.deployment
+                owner = f"{namespace}/{owner_name}" if owner_name else ""
+                result = make(value, deployments.get(owner))
+                if before is not None and before[1] == result:
+                    result = before[1]
+                parts[key] = owner, result
+            same = same and result is (before[1] if before is not None else None)
+        found: Any = known.value if known is not None else {}
+        if not same:
+            found = {key: parts[key][1] for key in values if key in parts and parts[key][1] is not None}
         self._kept[name] = _Kept(inputs, parts, found)
-        return cast("Mapping[str, V]", found)
+        return cast("Mapping[K, V]", found)
 
     # --- one value an object -----------------------------------------------------------------------------------------
 
@@ -242,9 +243,6 @@ class Index:
         """The plans that the operator made, by the ``namespace/name`` of their ConfigMaps, those being deleted included."""
         raw = self._objects(CONFIGMAPS, lambda item: read_epoch(item, self._keys()))
         return self._owned("accepted plans", raw, accepted)
-
-    def _deployment(self, namespace: str, name: str) -> ModelDeployment | None:
-        return self.deployments.get(f"{namespace}/{name}") if name else None
 
     @property
     def profiles(self) -> Mapping[str, NodeProfile | None]:
@@ -391,19 +389,20 @@ class Index:
         """Everything that reserves something on the Macs."""
         pods, epochs = self.pods, self.epochs
         newest = self._made("newest placements", (epochs,), lambda: newest_epochs(epochs.values()))
+        full = self._owned("counting plans", newest, lambda epoch, owner: epoch if counts(epoch, owner) else None)
 
         def make() -> Usage:
-            full = {key: epoch for key, epoch in newest.items() if counts(epoch, self._deployment(*epoch.deployment))}
             held = {key: epoch.plan for key, epoch in newest.items() if key not in full}
             return Usage(pods, {key: epoch.plan for key, epoch in full.items()}, held)
 
-        return self._made("usage", (pods, newest, self.deployments), make)
+        return self._made("usage", (pods, newest, full), make)
 
     @property
     def taken(self) -> Taken:
         """What is taken on each Mac."""
-        usage = self.usage
-        return self._made("taken", (usage,), usage.taken)
+        usage, known = self.usage, self._kept.get("taken")
+        past: tuple[Usage, Taken] = (known.revision[0], known.value) if known is not None else (Usage(), Taken())
+        return self._made("taken", (usage,), lambda: usage.taken_after(*past))
 
     @property
     def fleet(self) -> Fleet:

@@ -255,7 +255,7 @@ class _Simulation:
         view, deployment, key = self._views[number], self._deployment, (self._deployment.metadata.uid, number)
         step = self._next[number].step
         # Running groups of this deployment: those before this one use what was planned, those after it what they have now.
-        taken = self._usage.taken(key)
+        taken = self._usage.without(key).taken()
         bare = occupied(self._fleet, self._index.taken, taken)
         used = _with_reported_use(self._index, bare, taken, key[0], self._settled | {number})
         fleet = occupied(bare, taken, used)

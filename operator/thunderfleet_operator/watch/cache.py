@@ -111,9 +111,9 @@ class Items(MutableMapping[str, Json]):
         return len(self.kept)
 
 
-def unpacked(kept: Kept) -> Json:
-    """The object."""
-    return kept.unpack() if isinstance(kept, Packed) else kept
+def unpacked(kept: Kept, *, interned: bool = False) -> Json:
+    """The object. ``interned``: to keep values that are made from it, which then share equal strings."""
+    return kept.unpack(interned=interned) if isinstance(kept, Packed) else kept
 
 
 def _version(kept: Kept | None) -> int:

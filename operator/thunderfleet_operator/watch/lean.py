@@ -178,9 +178,11 @@ class Packed(NamedTuple):
         text = zlib.compress(json.dumps(item, separators=(",", ":")).encode(), 1)
         return cls(version(item), item["metadata"].get("uid"), text, models)
 
-    def unpack(self) -> Json:
-        """A new copy of the object. Strings that are equal in many objects are the same, also in values made from them."""
-        item: Json = _interned(json.loads(zlib.decompress(self.text)))
+    def unpack(self, *, interned: bool) -> Json:
+        """A new copy of the object. ``interned``: equal strings of all objects are one, also in values made from them."""
+        item: Json = json.loads(zlib.decompress(self.text))
+        if interned:
+            item = _interned(item)
         if self.models is not None:
             item["status"]["models"] = self.models
         return item

@@ -141,7 +141,6 @@ class World:
             groups,
             drains,
             executor,
-            self.metrics,
             settings,
             planner,
             lambda: self.now,

@@ -27,16 +27,12 @@ class Account:
 
     def without(self, group: GroupKey) -> tuple[Fleet, Taken]:
         """Returns the fleet and the sums as if this group used nothing."""
-        if not self.usage.has(group):
-            return self.fleet, self.taken
-        taken = self.usage.taken(group)
-        return occupied(self.fleet, self.taken, taken), taken
+        account = self._with(self.usage.without(group))
+        return account.fleet, account.taken
 
     def placed(self, group: GroupKey, plan: Plan) -> "Account":
         """Returns the account after a group has been placed."""
-        usage = self.usage.placed(group, plan)
-        taken = usage.taken()
-        return Account(occupied(self.fleet, self.taken, taken), usage, taken)
+        return self._with(self.usage.placed(group, plan))
 
     def reserving(self, plans: Iterable[Plan]) -> "Account":
         """Returns the account in which the memory and ports of these plans are reserved too, even if their pods have ended."""
@@ -44,9 +40,12 @@ class Account:
         for number, plan in enumerate(plans):
             # A separate key, so that no pod counts as one of these ranks: when a pod ends, its memory stays reserved.
             usage = usage.placed((RESERVED, number), plan.model_copy(update={"uid": RESERVED}))
+        return self._with(usage)
+
+    def _with(self, usage: Usage) -> "Account":
         if usage is self.usage:
             return self
-        taken = usage.taken()
+        taken = usage.taken_after(self.usage, self.taken)
         return Account(occupied(self.fleet, self.taken, taken), usage, taken)
 
     def avoiding(self, links: Collection[AvoidedLink], now: datetime) -> "Account":

@@ -39,6 +39,7 @@ from thunderfleet_operator.placement import (
 )
 from thunderfleet_operator.placement.units import one_line
 
+K = TypeVar("K")
 T = TypeVar("T")
 KINDS = {
     InterfaceKind.THUNDERBOLT: Kind.THUNDERBOLT,
@@ -276,6 +277,19 @@ def _same(one: object, other: object) -> bool:
     return len(one) == len(other) and all(map(is_, one, other))
 
 
+def changed_names(past: Mapping[K, object], now: Mapping[K, object]) -> set[K]:
+    """The keys whose value is another object, or that only one of the two has."""
+    if past is now:
+        return set()
+    return {name for name, value in now.items() if past.get(name) is not value} | (past.keys() - now.keys())
+
+
+def _has_other_models(before: tuple[Node, NodeProfile | None], after: tuple[Node, NodeProfile | None] | None) -> bool:
+    profiles = before[1], after[1] if after is not None else None
+    old, new = (profile.status.models if profile is not None else None for profile in profiles)
+    return old is not new
+
+
 # --- the fleet -------------------------------------------------------------------------------------------------------
 
 
@@ -337,9 +351,11 @@ class FleetBuilder:
         for name in gone:
             macs.pop(name, None)
         self._macs = following
-        # One list can take megabytes, and a Mac can publish another one every second.
-        used = {id(profile.status.models) for _, profile in following.values() if profile is not None}
-        self._facts = {models: known for models, known in self._facts.items() if models in used}
+        both = ((known, following.get(name)) for name, known in past.items())
+        if any(_has_other_models(known, now) for known, now in both if known is not now):
+            # One list can take megabytes, and a Mac can publish another one every second.
+            used = {id(profile.status.models) for _, profile in following.values() if profile is not None}
+            self._facts = {models: known for models, known in self._facts.items() if models in used}
 
     def _add_cables(self, cables: dict[str, Cable], gone: set[str], links: Links, profiles: Profiles, taken: Taken) -> None:
         """Adds the cables that differ to ``cables``, and the names of those that are no more to ``gone``."""
@@ -357,10 +373,8 @@ class FleetBuilder:
     def _touched(self, links: Links, profiles: Profiles) -> set[str]:
         """The cables whose link has changed, or the profile of a Mac at an end."""
         past_profiles, past_links = cast("tuple[Profiles, Links]", self._inputs[1:3] or ({}, {}))
-        names = {name for name, link in links.items() if past_links.get(name) is not link} | (past_links.keys() - links.keys())
-        macs = [name for name, profile in profiles.items() if past_profiles.get(name) is not profile]
-        macs += past_profiles.keys() - profiles.keys()
-        return names | {cable.name for mac in macs for cable in self._fleet.links(mac)}
+        macs = changed_names(past_profiles, profiles)
+        return changed_names(past_links, links) | {cable.name for mac in macs for cable in self._fleet.links(mac)}
 
     def _share(self, value: T) -> T:
         if len(self._shared) >= SHARED_LIMIT:

@@ -80,6 +80,8 @@ def _fails(cable: Cable, rdma: bool) -> bool:
 
 def _seen(before: Fleet, fleet: Fleet, known: dict[Key, Interruptions], now: float) -> Iterator[tuple[Key, Interruptions]]:
     """Records what has changed. A cable that has never worked does not count as interrupted."""
+    if fleet.cables is before.cables:
+        return
     for name, cable in fleet.cables.items():
         old = before.cables.get(name)
         for key in (Key(name, False), Key(name, True)) if cable is not old else ():

@@ -9,10 +9,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property, lru_cache
+from typing import TypeVar
 
 from thunderfleet_operator.placement.inputs.blocks import short_blocks
 from thunderfleet_operator.placement.inputs.model import ModelFacts
 
+T = TypeVar("T")
 MAX_RANKS = 64
 """The planner's limit for any group."""
 QUEUE_PAIRS = 10
@@ -250,6 +252,13 @@ def _equal(one: object, other: object) -> bool:
     return one is other or one == other
 
 
+def _unlike(before: Mapping[str, T], now: Mapping[str, T]) -> tuple[T, ...]:
+    """The values that differ from the one of their name before. Fleets share the tables of cables that stay."""
+    if now is before:
+        return ()
+    return tuple([value for name, value in now.items() if not _equal(before.get(name), value)])
+
+
 def _by_mac(cables: Iterable[Cable]) -> Mapping[str, tuple[Cable, ...]]:
     """The cables that end at each Mac."""
     links: dict[str, list[Cable]] = {}
@@ -445,8 +454,8 @@ class Fleet:
     def difference(self, before: "Fleet") -> Difference:
         """What has changed since ``before``. Takes little time for values that both share."""
         return Difference(
-            tuple([mac for name, mac in self.macs.items() if not _equal(before.macs.get(name), mac)]),
-            tuple([cable for name, cable in self.cables.items() if not _equal(before.cables.get(name), cable)]),
+            _unlike(before.macs, self.macs),
+            _unlike(before.cables, self.cables),
             (*(before.macs.keys() - self.macs.keys()), *(before.cables.keys() - self.cables.keys())),
         )
 

@@ -1,15 +1,19 @@
 """Memory, ports and cables that pods and plans use on each Mac, and the fleet without them."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
 from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
+from thunderfleet_crds.names import ANNOTATION_SIGNATURE
 from thunderfleet_crds.vocabulary import Backend
 from thunderfleet_operator.decide.placing.account import Account
 from thunderfleet_operator.observe.fleet.builder import occupied
 from thunderfleet_operator.observe.fleet.usage import Taken, Usage
+from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.objects.plans import Epoch, accepted, group_views, newest_epochs
 from thunderfleet_operator.observe.objects.plans import read_epoch as read_signed
 from thunderfleet_operator.observe.objects.pods import Pod, RankPorts, annotated_ports, pod_memory, pod_node, pod_ports, proven
@@ -48,7 +52,7 @@ def test_a_plan_takes_what_its_pods_will() -> None:
     taken = Usage({}, {OWN: plan()}).taken()
     assert taken.memory == {"a": 100, "b": 100} and taken.ports == {"a": PORTS, "b": PORTS}
     assert taken.groups == {"a", "b"} and taken.addresses == {("a", "169.254.0.1"), ("b", "169.254.0.2")}
-    assert Usage({}, {OWN: plan()}).taken(OWN) == Taken()
+    assert Usage({}, {OWN: plan()}).without(OWN).taken() == Taken()
 
 
 def test_a_pod_that_is_bound_to_no_mac_takes_nothing_by_itself() -> None:
@@ -77,8 +81,9 @@ def test_a_pod_that_exists_counts_in_place_of_its_plan() -> None:
     held = {"ns/md-0-e1-0": pod(0, memory_bytes=70, ports=frozenset({20000}))}
     taken = Usage(held, {OWN: plan()}).taken()
     assert taken.memory == {"a": 70, "b": 100} and taken.ports == {"a": frozenset({20000}), "b": PORTS}
-    assert Usage(held, {OWN: plan()}).taken(OWN) == Taken()
-    assert Usage(held, {OWN: plan()}).taken(("uid", 1)) == taken == Usage(held, {OWN: plan()}).taken(("other", 0))
+    assert Usage(held, {OWN: plan()}).without(OWN).taken() == Taken()
+    for other in (("uid", 1), ("other", 0)):
+        assert Usage(held, {OWN: plan()}).without(other).taken() == taken
 
 
 @pytest.mark.parametrize("more", [{"phase": "Succeeded"}, {"phase": "Failed"}, {"node": None}])
@@ -102,7 +107,7 @@ def test_a_mac_that_runs_as_many_pods_as_it_may_gets_no_rank() -> None:
         assert [found.macs[name].full for name in "abc"] == [full, False, False], "those that say nothing have no limit"
     taken = Usage({}, {("uid", 0): plan(), ("uid", 1): plan(2), ("uid", 2): plan(3)}).taken()
     assert taken.pods == {"a": 3, "b": 3} and occupied(fleet, Taken(), taken).macs["a"].full, "pods that are about to come"
-    left = Usage({}, {OWN: plan(), ("uid", 1): plan(2), ("uid", 2): plan(3)}).taken(OWN)
+    left = Usage({}, {OWN: plan(), ("uid", 1): plan(2), ("uid", 2): plan(3)}).without(OWN).taken()
     assert not occupied(fleet, Taken(), left).macs["a"].full, "a group makes room for itself"
 
 
@@ -120,6 +125,54 @@ def test_groups_come_and_go() -> None:
     assert placed.taken().memory == {"a": 170, "b": 100, "c": 100}, "the old pod stays until it ends"
     assert placed.without(OWN).taken().memory == {"c": 100}
     assert Taken().with_ports("a", frozenset({5})).with_ports("a", frozenset({6})).ports == {"a": frozenset({5, 6})}
+
+
+def _some_usage(chance: Random) -> Usage:
+    """Pods and plans of a few groups on three Macs. Pods are bound or not, elsewhere, ended, of others; not all plans count."""
+    pods, plans = dict[str, Pod](), dict[int, dict[tuple[str, int], Plan]]({0: {}, 1: {}})
+    for group in range(3):
+        nodes = tuple(chance.sample("abc", 2))
+        made = jaccl(nodes=nodes) if chance.random() < 0.5 else plan(nodes=nodes)
+        name = f"md-{group}-e1"
+        ranks = tuple(rank.model_copy(update={"pod": f"{name}-{rank.rank}"}) for rank in made.ranks)
+        if (where := chance.randrange(3)) < 2:
+            plans[where]["uid", group] = made.model_copy(update={"name": name, "index": group, "ranks": ranks})
+        for rank in ranks if chance.random() < 0.8 else ():
+            about: dict[str, Any] = {
+                "node": chance.choice([rank.node, rank.node, "c", None]),
+                "owner": chance.choice(["uid", "uid", None]),
+                "phase": chance.choice(["Running", "Running", "Failed"]),
+                "scheduled": chance.random() < 0.7,
+            }
+            pods[f"ns/{name}-{rank.rank}"] = pod(rank.rank, group=group, memory_bytes=7, **about)
+    return Usage(pods, plans[0], plans[1])
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_is_taken_after_changes_is_what_is_taken_from_scratch(seed: int) -> None:
+    chance = Random(seed)
+    past, taken = Usage(), Taken()
+    for _ in range(6):
+        new = _some_usage(chance)
+        # Some of the earlier objects stay, as the same values.
+        kept = {key: value for key, value in past.pods.items() if key in new.pods and chance.random() < 0.6}
+        now = Usage({**new.pods, **kept}, {**new.plans, **dict(list(past.plans.items())[:1])}, new.held)
+        taken = now.taken_after(past, taken)
+        assert taken == now.taken()
+        group = ("uid", chance.randrange(3))
+        bare = now.without(group)
+        assert bare.taken_after(now, taken) == bare.taken() and bare.without(group) is bare
+        past = now
+
+
+def test_only_macs_where_something_has_changed_are_summed_up_again() -> None:
+    """A fleet has thousands of pods, and each round follows a change of a few."""
+    others = {f"ns/{i}": pod(0, owner=None, node="c", memory_bytes=30) for i in range(3)}
+    before = Usage(others, {OWN: plan()})
+    wrong = replace(before.taken(), memory={"a": 1, "b": 2, "c": 3})
+    after = replace(before, plans={OWN: plan(2)})
+    assert after.taken_after(before, wrong).memory == {"a": 100, "b": 100, "c": 3}
+    assert before.taken_after(before, wrong) is wrong
 
 
 def test_a_fleet_with_something_taken_and_back() -> None:
@@ -373,3 +426,30 @@ async def test_a_status_that_says_the_same_about_plans_and_pods_leaves_their_tab
     (config_map,) = world.cache[CONFIGMAPS].items
     world.remove(CONFIGMAPS, config_map)
     assert not index.epochs and not index.epochs_of
+
+
+async def test_tables_that_follow_changes_are_those_that_are_made_anew(world: World) -> None:
+    """Only what has changed is read again, also after a change that makes an object somebody else's."""
+    await world.serve_two_groups()
+    index, (pod, *_) = world.index, world.pods()
+    (config_map, *_) = world.cache[CONFIGMAPS].items
+    uid = world.md.metadata.uid
+
+    def forged(item: dict[str, Any]) -> None:
+        item["metadata"]["annotations"][ANNOTATION_SIGNATURE] = "forged"
+
+    changes: list[Callable[[], None]] = [
+        lambda: world.change(PODS, f"ns/{pod}", lambda item: item["status"].update(phase="Failed")),
+        lambda: world.change(DEPLOYMENTS, "ns/md", lambda item: item["metadata"].update(uid="another")),
+        lambda: world.change(DEPLOYMENTS, "ns/md", lambda item: item["metadata"].update(uid=uid)),
+        lambda: world.edit(replicas=1),
+        lambda: world.change(CONFIGMAPS, config_map, forged),
+        lambda: world.remove(PODS, f"ns/{pod}"),
+        lambda: world.remove(CONFIGMAPS, config_map),
+        lambda: world.remove(DEPLOYMENTS, "ns/md"),
+    ]
+    for number, change in enumerate(changes):
+        change()
+        anew = Index(world.cache, lambda: world.keys)
+        for name in TABLES:
+            assert getattr(index, name) == getattr(anew, name), f"{name} after change {number}"

@@ -230,3 +230,22 @@ async def test_of_the_events_of_a_watch_only_news_are_handled(world: World) -> N
     assert not operator.lists._relisted
     assert not operator._is_news(DEPLOYMENTS, None, known)
     assert operator.lists._relisted, "deletions that kopf has missed are looked for all the same"
+
+
+async def test_the_leader_counts_groups_when_its_metrics_are_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not after each round, each of which would go through all ModelDeployments."""
+    world.deploy()
+    await world.serve()
+    configuration = Configuration(
+        Settings(PodSettings("image"), PortSettings()), "system", Identity("operator-0"), "127.0.0.1", 0, 0
+    )
+    kube: Any = world
+    operator = Operator(kube, configuration, world.cache)
+
+    def shown() -> dict[str, float]:
+        (family,) = operator.metrics.groups.collect()
+        return {sample.labels["state"]: sample.value for sample in family.samples if sample.value}
+
+    assert shown() == {}, "a standby counts none: all replicas are summed up"
+    monkeypatch.setattr(operator, "leading", lambda: True)
+    assert shown() == {"Ready": 1.0}

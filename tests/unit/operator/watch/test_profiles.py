@@ -49,3 +49,17 @@ def test_macs_with_the_same_models_share_their_facts() -> None:
         "the profiles say nothing of the hardware"
     )
     assert fleet.macs["a"].models is fleet.macs["b"].models and fleet.macs["a"].models[0].layer_bytes == (1, 2)
+
+
+def test_the_facts_of_models_that_no_mac_has_any_more_are_dropped() -> None:
+    """One list can take megabytes, and a Mac can publish another one every second."""
+    reader, builder = ProfileReader(), FleetBuilder()
+    nodes = {"a": read_node({"metadata": {"name": "a", "labels": {"kubernetes.io/os": "darwin"}}, "spec": {}, "status": {}})}
+    for number in range(3):
+        other = profile("a", [{**MODEL, "bytes": number}])
+        fleet = builder.fleet(nodes, {"a": reader.read(other)}, {}, Taken())
+        assert fleet.macs["a"].models[0].bytes == number and len(builder._facts) == 1
+    other = profile("a", [{**MODEL, "bytes": 2}], runtime={"backends": ["ring"]})
+    fleet = builder.fleet(nodes, {"a": reader.read(other)}, {}, Taken())
+    assert fleet.macs["a"].backends == {"ring"} and len(builder._facts) == 1
+    assert not builder.fleet({}, {}, {}, Taken()).macs and not builder._facts
