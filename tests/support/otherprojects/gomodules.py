@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,8 +24,13 @@ class _TestBundle(Bundle):
 
 def program(module: str, name: str, package: str = ".", seconds: int = 120, flags: str = "-s -w") -> Path:
     """A program of ``go/MODULE`` beside this file. ``seconds``: how long a build is expected to take. Raises AssetsError."""
-    bundle = _TestBundle(module, {name: (package, seconds)}, flags, given=False)
-    return find_assets(lambda event: None, bundle, cache_folder() / module) / name
+    return programs(module, {name: (package, seconds)}, flags) / name
+
+
+def programs(module: str, wanted: Mapping[str, tuple[str, int]], flags: str) -> Path:
+    """The folder with several programs of one module: name → (package, seconds of a build). Raises AssetsError."""
+    bundle = _TestBundle(module, wanted, flags, given=False)
+    return find_assets(lambda event: None, bundle, cache_folder() / module)
 
 
 def files(module: str, checksum: str) -> Path:
