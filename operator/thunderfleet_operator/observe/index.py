@@ -7,7 +7,7 @@ ModelDeployment changes with nearly every round, but rarely what its pods and pl
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from operator import is_
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -202,7 +202,8 @@ class Index:
             return cast("Mapping[K, V]", known.value)
         parts: dict[Any, tuple[str, V | None]] = dict(known.objects) if known is not None else {}
         past: tuple[Mapping[Any, object], Mapping[str, object]] = known.revision if known is not None else ({}, {})
-        owners, same = changed_names(past[1], deployments), known is not None
+        owners: Set[str] = changed_names(past[1], deployments)
+        same = known is not None
         for key in {*changed_names(past[0], values), *(key for key, part in parts.items() if part[0] in owners)}:
             value, before = values.get(key), parts.pop(key, None)
             result = None

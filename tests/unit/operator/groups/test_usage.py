@@ -129,7 +129,7 @@ def test_groups_come_and_go() -> None:
 
 def _some_usage(chance: Random) -> Usage:
     """Pods and plans of a few groups on three Macs. Pods are bound or not, elsewhere, ended, of others; not all plans count."""
-    pods, plans = dict[str, Pod](), dict[int, dict[tuple[str, int], Plan]]({0: {}, 1: {}})
+    pods, plans = dict[str, Pod](), dict[int, dict[tuple[str | None, int], Plan]]({0: {}, 1: {}})
     for group in range(3):
         nodes = tuple(chance.sample("abc", 2))
         made = jaccl(nodes=nodes) if chance.random() < 0.5 else plan(nodes=nodes)
