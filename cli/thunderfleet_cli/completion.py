@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from kubernetes.aio.config.config_exception import ConfigException
-from kubernetes.aio.config.kube_config import list_kube_config_contexts
 from thunderfleet_crds.names import API_VERSION, MODELDEPLOYMENT_PLURAL
 from thunderfleet_lib.kube import ApiError
+from thunderfleet_lib.kube.kubeconfig import contexts
 from thunderfleet_localcluster.errors import LocalClusterError
 
 from thunderfleet_cli.cli import PLUGIN, parser
@@ -127,8 +127,8 @@ def lookup(dest: str, options: Mapping[str, str]) -> Iterable[str]:
         kubeconfig = Path(options["kubeconfig"]) if "kubeconfig" in options else None
         connection = connect(kubeconfig, options.get("context"), options.get("namespace"))
         if dest == "context":
-            contexts, _ = list_kube_config_contexts(config_file=str(connection.kubeconfig))
-            return sorted(str(one.get("name")) for one in contexts)
+            known, _ = contexts(connection.kubeconfig)
+            return sorted(str(one.get("name")) for one in known)
         paths = {
             "deployment": f"/apis/{API_VERSION}/namespaces/{connection.namespace}/{MODELDEPLOYMENT_PLURAL}",
             "namespace": "/api/v1/namespaces",

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kubernetes.aio.config.config_exception import ConfigException
-from kubernetes.aio.config.kube_config import list_kube_config_contexts
 from thunderfleet_lib.host import yamltext
 from thunderfleet_lib.host.privilege import ROOT, distrust
 from thunderfleet_lib.kube import Kube
+from thunderfleet_lib.kube.kubeconfig import contexts
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.paths import users_kubeconfig
-from yaml import YAMLError
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Connection:
         try:
             self._refuse_plugins()
             return await Kube.from_kubeconfig(self.kubeconfig, self.context)
-        except (ConfigException, OSError, ValueError, YAMLError, RecursionError) as error:
+        except (ConfigException, OSError, ValueError) as error:
             raise LocalClusterError(f"cannot use kubeconfig {self.kubeconfig}: {error}", usage=True) from error
 
     def _refuse_plugins(self) -> None:
@@ -75,12 +74,12 @@ def _local() -> Path:
 def _namespace(path: Path, context: str | None) -> str:
     """The namespace of the context, as kubectl uses it."""
     try:
-        contexts, active = list_kube_config_contexts(config_file=str(path))
+        known, active = contexts(path)
     except (ConfigException, OSError) as error:
         raise LocalClusterError(f"cannot use kubeconfig {path}: {error}", usage=True) from error
-    chosen = active if context is None else next((one for one in contexts if one.get("name") == context), None)
+    chosen = active if context is None else next((one for one in known if one.get("name") == context), None)
     if chosen is None:
-        names = ", ".join(str(one.get("name")) for one in contexts)
+        names = ", ".join(str(one.get("name")) for one in known)
         raise LocalClusterError(f"{path} has no context {context!r}; contexts: {names}", usage=True)
     return str((chosen.get("context") or {}).get("namespace") or "default")
 

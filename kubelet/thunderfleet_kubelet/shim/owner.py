@@ -55,7 +55,7 @@ class Owner:
         """Starts the program. Returns the error; empty if it runs."""
         spec = self.spec
         log = Log(spec["log"], spec["logBytes"], spec["logFiles"])
-        program = Program(spec["argv"], spec["env"], spec["cwd"], spec["uid"], spec["gid"], spec["groups"], spec["nice"])
+        program = Program(spec["argv"], spec["env"], spec["cwd"], spec["uid"], spec["gid"], spec["groups"], spec.get("nice", 0))
         stdin = self.console.open(spec["uid"], spec["gid"]) if self.console is not None else -1
         report, tty = os.pipe(), self.console is not None and self.console.tty
         outputs: list[tuple[str, tuple[int, int]]] = []

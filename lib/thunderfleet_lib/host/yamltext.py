@@ -18,7 +18,10 @@ class InvalidYamlError(ValueError):
 
 @contextlib.contextmanager
 def parsing() -> Iterator[None]:
-    """Turns every error of PyYAML into InvalidYamlError. Those of invalid dates and numbers, and of depth, are no YAMLError."""
+    """Turns every error of PyYAML into InvalidYamlError. Those of invalid dates and numbers, and of depth, are no YAMLError.
+
+    For code that reads a text and does nothing else.
+    """
     try:
         yield
     except yaml.MarkedYAMLError as error:
@@ -26,8 +29,11 @@ def parsing() -> Iterator[None]:
         raise InvalidYamlError(error.problem or error.context or "not valid", mark.line + 1 if mark else None) from None
     except RecursionError:
         raise InvalidYamlError("values are nested too deeply") from None
-    except (yaml.YAMLError, ValueError, OverflowError, TypeError, LookupError) as error:
+    except yaml.YAMLError as error:
         raise InvalidYamlError(" ".join(str(error).split())) from None
+    except (ValueError, OverflowError, TypeError, LookupError, AttributeError) as error:
+        # A date or a number that does not exist, a tag that does not fit its value.
+        raise InvalidYamlError(f"invalid value: {' '.join(str(error).split())}") from None
 
 
 def load(text: str) -> Any:

@@ -4,6 +4,7 @@ client     requests, typed errors, paged lists, watch connections
 control_plane  which part of the control plane does not answer
 execution  runs a command in a container
 fields     lists by the value of a field
+kubeconfig  reads kubeconfig files
 plugin     credential plugins of kubeconfigs, with a time limit
 proxy      the proxy that the environment names for the API server
 server_clock  how far the clock of this machine is from the API server's; pure

@@ -140,16 +140,17 @@ class Kube:
 
     @classmethod
     async def from_kubeconfig(cls, path: Path, context: str | None = None) -> "Kube":
-        """Uses the current (or named) context of a kubeconfig file."""
+        """Uses the current (or named) context of a kubeconfig file. Raises ConfigException and OSError."""
         # Programs on Macs and in pods read no kubeconfig, and its reader takes 3 MB.
         from kubernetes.aio.config.kube_config import load_kube_config
 
-        from thunderfleet_lib.kube import plugin
+        from thunderfleet_lib.kube import kubeconfig, plugin
 
-        configuration = Configuration()
+        made, file = Configuration(), str(path)
         plugin.use()
-        await load_kube_config(config_file=str(path), context=context, client_configuration=configuration, persist_config=False)
-        return cls(configuration)
+        with kubeconfig.reading():
+            await load_kube_config(config_file=file, context=context, client_configuration=made, persist_config=False)
+        return cls(made)
 
     @classmethod
     async def connect(cls, kubeconfig: Path | None = None) -> "Kube":

@@ -64,6 +64,8 @@ class _Lines(yaml.SafeLoader):
 def _unique(loader: _Lines, node: yaml.MappingNode) -> dict[Any, Any]:
     keys: set[str] = set()
     for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise yaml.constructor.ConstructorError(None, None, "a key is a word, not a list or mapping", key.start_mark)
         if key.value in keys:
             raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key.value!r}", key.start_mark)
         keys.add(key.value)

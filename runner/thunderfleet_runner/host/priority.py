@@ -1,10 +1,10 @@
-"""The nice value of this process, which comes before other programs of its Mac while a group starts."""
+"""The nice value of a supervisor or a rank: the kubelet starts a pod before other programs of its Mac."""
 
 import os
 
 
 def ordinary() -> None:
-    """Takes back the priority that the process group of this process has inherited from the supervisor.
+    """Takes back the priority of the process group of this process, which came before other programs while a group starts.
 
     On Linux each thread has a nice value of its own; that of a process group is set for all of its threads.
     """

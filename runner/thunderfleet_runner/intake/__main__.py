@@ -11,7 +11,7 @@ from typing import Any
 from thunderfleet_lib import collector
 
 from thunderfleet_runner import framing
-from thunderfleet_runner.host import parentdeath, priority
+from thunderfleet_runner.host import parentdeath
 from thunderfleet_runner.intake import limits
 
 WARM_UP_SECONDS = 2.0
@@ -50,8 +50,6 @@ def main() -> int:
     if not arguments.cold:
         with limits.cpu(WARM_UP_SECONDS):
             tokenizer.warm_up()
-    # What clients send must not take processors from ranks.
-    priority.ordinary()
     serve(end, tokenizer)
     return 0
 

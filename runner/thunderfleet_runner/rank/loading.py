@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 from thunderfleet_crds.vocabulary import Split
 
-from thunderfleet_runner.host import weightfiles
+from thunderfleet_runner.host import priority, weightfiles
 from thunderfleet_runner.rank import mlxlm, partial
 
 Report = Callable[[int, int, int], None]
@@ -115,6 +115,8 @@ def load(
         split_model(model, split, group, ranges)
     tokenizer = mlxlm.load_tokenizer(folder, config)
     nbytes, layers = evaluate(model, report)
+    # A rank that waits for others may use a whole processor, so it comes before other programs only until now.
+    priority.ordinary()
     if group is not None:
         barrier(group)
     return Loaded(model=model, tokenizer=tokenizer, config=config, nbytes=nbytes, layers=layers)

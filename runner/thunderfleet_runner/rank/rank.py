@@ -24,7 +24,6 @@ from thunderfleet_crds.vocabulary import Backend, Split
 from thunderfleet_lib import collector
 
 from thunderfleet_runner import framing, protocol
-from thunderfleet_runner.host import priority
 from thunderfleet_runner.rank.channel import Channel
 from thunderfleet_runner.rank.start import NotFormed, Started, all_sum, checked
 from thunderfleet_runner.rank.step_clock import COLLECTIVE, LOADING, StepClock
@@ -246,8 +245,6 @@ class Rank:
             kind=kind,
             formats=Formats(loaded.tokenizer),
         )
-        # A rank that waits for others may use a whole processor, so it comes before other programs only until it has loaded.
-        priority.ordinary()
         self.send(protocol.Loaded(total_bytes=loaded.nbytes, peak_memory_bytes=peak, products=products))
         return engine
 

@@ -14,6 +14,7 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.soak
 PROMPT = "Which Macs are wired together?"
 TENANT = "old-tenant"
+CONTAINER: dict[str, Any] = {"name": "main", "image": "thunderfleet/thunderfleet:0.1.0"}
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,7 @@ def test_a_model_is_served_and_its_streams_say_what_they_need(line: Line, deploy
     served = deploy("old", parallelism="Pipeline", transport="Ring").until_ready()
     assert served.tokens(PROMPT, 16) == alone(PROMPT, 16)
     pod = served.ranks()[0]["pod"]
+    served.kubectl("label", "pod", pod, "team=one")
     assert served.kubectl("logs", pod, "--tail=5").strip()
     done = line.cluster.kubectl("exec", "-n", served.name, pod, "--", "true", check=False)
     assert done.returncode and "ExtendWebSocketsToKubelet (Kubernetes 1.36 or later)" in done.stderr, done.stderr
@@ -42,8 +44,9 @@ def test_a_model_is_served_and_its_streams_say_what_they_need(line: Line, deploy
         {"securityContext": {"runAsUser": 0}},
         {"volumes": [{"name": "host", "hostPath": {"path": "/"}}]},
         {"priorityClassName": "system-node-critical"},
+        {"containers": [{**CONTAINER, "securityContext": {"capabilities": {"add": ["SYS_NICE"]}}}]},
     ],
-    ids=("root", "hostPath", "priority"),
+    ids=("root", "hostPath", "priority", "nice"),
 )
 def test_the_policies_for_pods_on_macs_are_enforced(line: Line, dirty: dict[str, Any]) -> None:
     line.kubectl("create", "namespace", TENANT)
@@ -53,7 +56,7 @@ def test_the_policies_for_pods_on_macs_are_enforced(line: Line, dirty: dict[str,
         spec = {
             "runtimeClassName": "macos",
             "hostNetwork": True,
-            "containers": [{"name": "main", "image": "thunderfleet/thunderfleet:0.1.0"}],
+            "containers": [CONTAINER],
         }
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "dirty", "namespace": TENANT}, "spec": spec | dirty}
         words = ("--as=tenant", "create", "--dry-run=server", "-f", "-")

@@ -8,6 +8,7 @@ from thunderfleet_localcluster.paths import cache_folder
 from tests.support.otherprojects import gomodules
 
 VERSION = "v1.32.13"
+"""With k8s.io/endpointslice v0.32.12, because some module proxies do not have the next version."""
 _V = "k8s.io/component-base/version"
 _FLAGS = (
     f"-s -w -X {_V}.gitVersion={VERSION} -X {_V}.gitMajor=1 -X {_V}.gitMinor=32 "

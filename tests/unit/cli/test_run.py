@@ -452,6 +452,16 @@ def test_the_namespace_is_that_of_the_context(tmp_path: Path) -> None:
         connect(file, "three", None)
 
 
+@pytest.mark.parametrize("text", ["a: [", "a: 2026-99-99", "[" * 5000, "!!timestamp x", "- a", "contexts: 1", ""])
+@pytest.mark.parametrize("namespace", [None, "given"])
+async def test_a_kubeconfig_that_is_none_is_named(tmp_path: Path, text: str, namespace: str | None) -> None:
+    file = tmp_path / "kubeconfig"
+    file.write_text(text)
+    with pytest.raises(LocalClusterError, match=f"cannot use kubeconfig {file}: ") as caught:
+        await connect(file, None, namespace).kube()
+    assert caught.value.usage
+
+
 def test_the_kubeconfig_of_a_local_cluster_brings_its_proxy(tmp_path: Path) -> None:
     file = kubeconfig(tmp_path)
     (tmp_path / "cluster.json").write_text(json.dumps({"kubeconfig": str(file), "proxy": "http://x:y@127.0.0.1:2"}))

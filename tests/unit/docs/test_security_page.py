@@ -516,9 +516,14 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "pod-image",
         f"{ON_MACS}::test_only_the_operators_pods_come_before_other_programs",
     ),
-    "The operator's pods have it": ("pod-first", "unit/operator/groups/test_manifests.py::test_the_pod_of_a_rank"),
-    "The process that reads the bodies of requests has": (
-        "unit/runner/api/test_intake_process.py::test_what_clients_send_does_not_take_processors_from_ranks",
+    "The operator's pods have it": (
+        "pod-first",
+        "unit/operator/groups/test_manifests.py::test_the_pod_of_a_rank",
+        "unit/runner/host/test_waiting_process.py::test_only_the_rank_keeps_the_priority_of_a_pod_that_starts",
+        "unit/runner/rank/test_loading_files.py::test_a_rank_that_waits_for_others_has_no_priority",
+    ),
+    "The process that checks requests never has it": (
+        "unit/runner/host/test_waiting_process.py::test_only_the_rank_keeps_the_priority_of_a_pod_that_starts",
     ),
     "Ids below 1000": ADVICE,
     "Accounts of a directory service": ADVICE,

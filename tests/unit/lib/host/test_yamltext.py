@@ -7,7 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thunderfleet_lib.host.yamltext import InvalidYamlError, load
 
-SPECIAL = st.text(alphabet="[]{}:-&*!|>'\"#%@?, \n\tab0.<=~") | st.text()
+TAGS = ("timestamp", "binary", "int", "float", "bool", "set", "omap", "pairs", "map", "seq", "null")
+WORDS = [*(f"!!{tag}" for tag in TAGS), "<<", "=", "a:", "-", "?", "1", "x", "[", "]", "{", "}", ",", "2026-1-1", "\n"]
+SPECIAL = (
+    st.text(alphabet="[]{}:-&*!|>'\"#%@?, \n\tab0.<=~") | st.text() | st.lists(st.sampled_from(WORDS), max_size=8).map(" ".join)
+)
 BASIC = (dict, list, str, int, float, bool, bytes, datetime.date, set, type(None))
 
 
@@ -22,6 +26,7 @@ BASIC = (dict, list, str, int, float, bool, bytes, datetime.date, set, type(None
         ("a: b\n---\nc: d", 2, "but found another document"),
         ("? [a]\n: 1", 1, "unhashable key"),
         ("[" * 5000, None, "nested too deeply"),
+        ("!!timestamp abc", None, "groupdict"),
         ("a: \x01", None, "special characters are not allowed"),
         ("1" * 5000, None, "digits"),
     ],

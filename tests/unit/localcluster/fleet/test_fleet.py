@@ -58,6 +58,7 @@ BAD = [
     ("kind: linux", "kind: windows", 8, "'mac' or 'linux'"),
     ("kind: linux", "kind: linux\n    rdma: true", 7, "are for Macs only"),
     ("kind: linux", "kind: [linux", 9, "not valid YAML"),
+    ("kind: linux", "[kind]: linux", 8, "not valid YAML: a key is a word"),
 ]
 
 

@@ -46,39 +46,6 @@ class Watched:
             return (await self.intake.prepare("completion", body, LIMITS)).prompt.count
 
 
-PREFERRED = """
-import os, sys, threading
-from thunderfleet_runner import framing
-from thunderfleet_runner.intake import __main__ as intake, answering
-if os.geteuid() == 0:
-    os.setpriority(os.PRIO_PROCESS, 0, -3)
-found, asked = [], threading.Event()
-def thread():
-    asked.wait()
-    found.append(os.getpriority(os.PRIO_PROCESS, 0))
-earlier = threading.Thread(target=thread)
-earlier.start()
-def serve(end, tokenizer):
-    asked.set()
-    earlier.join()
-    print(os.getpriority(os.PRIO_PROCESS, 0), *found)
-framing.inherited = lambda environment: None
-intake.load = lambda folder: None
-answering.serve = serve
-sys.argv[1:] = ["--model", "m", "--cold"]
-intake.main()
-"""
-
-
-def test_what_clients_send_does_not_take_processors_from_ranks() -> None:
-    found = subprocess.run(
-        [sys.executable, "-c", PREFERRED], capture_output=True, text=True, check=True, timeout=60, process_group=0
-    )
-    # Only root can start it with a higher priority.
-    expected = 0 if os.geteuid() == 0 else os.getpriority(os.PRIO_PROCESS, 0)
-    assert [int(word) for word in found.stdout.split()] == [expected, expected]
-
-
 @pytest.fixture
 async def watched() -> AsyncIterator[Watched]:
     watched = Watched()

@@ -45,6 +45,14 @@ def test_progress_adds_up_to_the_weights(tiny: Path) -> None:
     assert [entry[0] for entry in told] == sorted({entry[0] for entry in told})
 
 
+def test_a_rank_that_waits_for_others_has_no_priority(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    monkeypatch.setattr(loading.priority, "ordinary", lambda: steps.append("takes it back"))
+    monkeypatch.setattr(loading, "barrier", lambda group: steps.append("waits"))
+    loading.load(tiny, group=object(), report=lambda *now: steps.append("loads"))
+    assert steps[0] == "loads" and steps[-2:] == ["takes it back", "waits"]
+
+
 def test_a_truncated_file_is_an_error_by_name(tiny: Path) -> None:
     path = tiny / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-4])
