@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thunderfleet_crds.vocabulary import Split
 from thunderfleet_localcluster.models import tinymodel
-from thunderfleet_runner.host import weightfiles
+from thunderfleet_runner.host import priority, weightfiles
 from thunderfleet_runner.host.weightfiles import IncompleteModel
 from thunderfleet_runner.rank import loading
 from thunderfleet_runner.rank.answers.stops import StopFinder
@@ -47,7 +47,7 @@ def test_progress_adds_up_to_the_weights(tiny: Path) -> None:
 
 def test_a_rank_that_waits_for_others_has_no_priority(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[str] = []
-    monkeypatch.setattr(loading.priority, "ordinary", lambda: steps.append("takes it back"))
+    monkeypatch.setattr(priority, "ordinary", lambda: steps.append("takes it back"))
     monkeypatch.setattr(loading, "barrier", lambda group: steps.append("waits"))
     loading.load(tiny, group=object(), report=lambda *now: steps.append("loads"))
     assert steps[0] == "loads" and steps[-2:] == ["takes it back", "waits"]
