@@ -1,5 +1,6 @@
 """The control plane of the oldest version of Kubernetes that the chart can be installed on."""
 
+import shlex
 from pathlib import Path
 
 from thunderfleet_controlplane.assets import CONTROL_PLANE, find_assets
@@ -16,6 +17,13 @@ _FLAGS = (
 )
 _PROGRAMS = {"kube-apiserver": 150, "kube-controller-manager": 70, "kube-scheduler": 20}
 """Seconds of a cold build on two cores."""
+_WITHOUT_GATES = """#!/bin/sh
+for one; do
+  shift
+  case "$one" in --feature-gates=*) ;; *) set -- "$@" "$one" ;; esac
+done
+exec {program} "$@"
+"""
 
 
 def folder(made: Path) -> Path:
@@ -29,4 +37,9 @@ def folder(made: Path) -> Path:
     own = find_assets(lambda event: None, CONTROL_PLANE, cache_folder() / CONTROL_PLANE.name)
     for program in own.iterdir():
         (made / program.name).symlink_to(old / program.name if program.name in _PROGRAMS else program)
+    # A local cluster enables ExtendWebSocketsToKubelet, which this version does not know.
+    server = made / "kube-apiserver"
+    server.unlink()
+    server.write_text(_WITHOUT_GATES.format(program=shlex.quote(str(old / server.name))))
+    server.chmod(0o755)
     return made
