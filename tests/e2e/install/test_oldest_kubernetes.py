@@ -26,8 +26,12 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
             yield found
 
 
+def raw(line: Line, path: str) -> Any:
+    return json.loads(line.kubectl("get", "--raw", path))
+
+
 def test_a_model_is_served_and_its_streams_say_what_they_need(line: Line, deploy: Deploy, alone: Alone) -> None:
-    assert line.json("get", "--raw", "/version")["gitVersion"] == oldkubernetes.VERSION
+    assert raw(line, "/version")["gitVersion"] == oldkubernetes.VERSION
     served = deploy("old", parallelism="Pipeline", transport="Ring").until_ready()
     assert served.tokens(PROMPT, 16) == alone(PROMPT, 16)
     pod = served.ranks()[0]["pod"]
@@ -35,7 +39,7 @@ def test_a_model_is_served_and_its_streams_say_what_they_need(line: Line, deploy
     assert served.kubectl("logs", pod, "--tail=5").strip()
     done = line.cluster.kubectl("exec", "-n", served.name, pod, "--", "true", check=False)
     assert done.returncode and "ExtendWebSocketsToKubelet (Kubernetes 1.36 or later)" in done.stderr, done.stderr
-    until(lambda: line.json("get", "--raw", f"/api/v1/nodes/{line.macs[0]}/proxy/stats/summary")["node"], "figures of a Mac")
+    until(lambda: raw(line, f"/api/v1/nodes/{line.macs[0]}/proxy/stats/summary")["node"], "figures of a Mac")
 
 
 @pytest.mark.parametrize(
