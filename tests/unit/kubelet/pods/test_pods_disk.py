@@ -332,6 +332,7 @@ async def test_an_empty_dir_has_its_limit(small: World) -> None:
     small.api.add_pod(
         "fine", {"restartPolicy": "Always", **limited, "containers": [sh(FILL.format(where="e/f", count=1), **MOUNT)]}
     )
+    await small.phase("fine", "Running")
     small.api.add_pod(
         "fat", {"restartPolicy": "Always", **limited, "containers": [sh(FILL.format(where="e/f", count=3), **MOUNT)]}
     )
