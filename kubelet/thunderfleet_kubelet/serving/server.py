@@ -31,6 +31,7 @@ CONNECTIONS = 256
 """The most connections at once. Each followed log and each exec keeps one; each costs up to 0.3 MiB."""
 
 TEXT = "text/plain; charset=utf-8"
+STREAMS = ("exec", "attach", "portForward")
 
 
 def server_context(ca: Path) -> ssl.SSLContext:
@@ -131,7 +132,11 @@ class Server:
             headers = {"WWW-Authenticate": "Bearer"} if refused.status == 401 else {}
             answer = web.Response(status=refused.status, text=f"{refused}\n", headers=headers)
         except BadRequest as error:
-            answer = web.Response(status=400, text=f"{error}\n")
+            if kind in STREAMS:
+                # API servers parse this as YAML. A text with a colon would become a Status without a message.
+                answer = web.json_response(failure(str(error), "BadRequest", 400), status=400)
+            else:
+                answer = web.Response(status=400, text=f"{error}\n")
         except PodLookupError as error:
             answer = web.Response(status=error.status, text=f"{error}\n")
         except web.HTTPException as error:

@@ -519,8 +519,9 @@ async def test_attach_carries_input_and_leaves_the_program_its_exit_code(served:
 async def test_exec_needs_a_websocket_a_command_and_a_stream(served: Served) -> None:
     status, text = await served.get("/exec/default/p/c?command=id&output=1")
     assert (status, "Kubernetes 1.36 or later" in text) == (400, True)
+    assert json.loads(text)["status"] == "Failure", "an API server passes the message of a Status on"
     status, text = await served.get("/exec/default/p/c?output=1")
-    assert (status, text) == (400, "command: required\n")
+    assert (status, json.loads(text)["message"]) == (400, "command: required")
     status, text = await served.get("/exec/default/p/c?command=id")
     assert (status, "input, output and error" in text) == (400, True)
     assert served.pods.asked == []
