@@ -1,5 +1,6 @@
 """The nice value of a supervisor or a rank: the kubelet starts a pod before other programs of its Mac."""
 
+import contextlib
 import os
 
 
@@ -9,4 +10,6 @@ def ordinary() -> None:
     On Linux each thread has a nice value of its own; that of a process group is set for all of its threads.
     """
     if os.getpriority(os.PRIO_PGRP, 0) < 0:
-        os.setpriority(os.PRIO_PGRP, 0, 0)
+        # One of its processes may have a higher value, which only root can lower; the others are set.
+        with contextlib.suppress(PermissionError):
+            os.setpriority(os.PRIO_PGRP, 0, 0)
