@@ -1098,3 +1098,7 @@ class Reason(StrEnum):
         "None: only rank 0 accepts other ranks; the response contains the address of rank 0.",
         (REFUSAL,),
     )
+
+
+WITHOUT_RDMA: Final = frozenset((Reason.RDMA_UNSUPPORTED, Reason.NO_DEVICES, Reason.BELOW_THUNDERBOLT5))
+"""Reasons for which a Mac or a cable cannot have RDMA. They are no faults: models run over TCP there."""

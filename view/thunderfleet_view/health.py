@@ -4,11 +4,10 @@ from enum import StrEnum
 from typing import Final
 
 from thunderfleet_crds.names import CONDITION_DESCRIPTORS
-from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.reasons import WITHOUT_RDMA, Reason
 from thunderfleet_crds.vocabulary import ConditionType, GroupPhase
 
 from thunderfleet_view.facts import Json
-from thunderfleet_view.problems import WITHOUT_RDMA
 
 
 class Health(StrEnum):

@@ -4,16 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from thunderfleet_crds.names import CONDITION_DESCRIPTORS, LABEL_DEPLOYMENT
-from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.reasons import WITHOUT_RDMA
 from thunderfleet_crds.vocabulary import ConditionType
 
 from thunderfleet_view import facts
 from thunderfleet_view.facts import Json, Picture
 from thunderfleet_view.follow import waiting_for
 from thunderfleet_view.renewals import silent_kubelets
-
-WITHOUT_RDMA = frozenset((Reason.RDMA_UNSUPPORTED, Reason.NO_DEVICES, Reason.BELOW_THUNDERBOLT5))
-"""Reasons that are not problems: models run over TCP on such Macs and cables."""
 
 CHECK: Final = "check that the {} is on, that its kubelet runs, and that it reaches the API server"
 AGENT_FAILS: Final = "the agent does not work"

@@ -6,7 +6,8 @@ RDMA disabled, the device is also missing, and at the other end of the cable the
 
 To add a rule:
 
-1. Add a reason to ``thunderfleet_crds.reasons``, and a rule with it to one of the two tables here.
+1. Add a reason to ``thunderfleet_crds.reasons`` (also to ``WITHOUT_RDMA`` there if no user can repair the fault), and a rule
+   with it to one of the two tables here.
 2. Show in ``SHOWN`` of ``tests/unit/lib/rdma/test_rdma_one_reason.py`` how the output of a Mac's commands changes. That test
    compares all programs. If the rule needs a new fact, add it to ``Stack`` or ``Port``; the test then names each program that
    does not set it: the agent (``derive/rdma_ready``; ``inspection/problems`` for ``inspect``), the operator

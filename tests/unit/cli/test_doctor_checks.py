@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thunderfleet_cli.doctor.checks import cluster, mac, network, power, security, system
 from thunderfleet_cli.doctor.checks.check import Answers, Argv, Check, State
-from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.reasons import WITHOUT_RDMA, Reason
 from thunderfleet_lib.host.gpu_memory import COMMAND as GPU_MEMORY
 from thunderfleet_lib.host.hostcmd import Failure, FailureKind, Output
 from thunderfleet_lib.rdma.parse import DEVICES_COMMAND, STATUS_COMMAND
@@ -543,6 +543,13 @@ def test_the_self_test_of_a_cable(link: Json, profiles: list[Json], dial: str, a
     assert (checks["all-reduce"].state.value if "all-reduce" in checks else None) == all_reduce
     if all_reduce == "ok":
         assert "gave the right sum at 2026-03-01 12:05:00 UTC; 37.9 Gb/s" in checks["all-reduce"].finding
+
+
+@pytest.mark.parametrize("reason", sorted(WITHOUT_RDMA))
+def test_a_cable_that_cannot_have_rdma_is_no_failure(reason: Reason) -> None:
+    link = cable(*UP[:2], ("RDMAUsable", "False", reason, "models run over TCP"))
+    checks = {one.name: one.state for one in cluster.checks(cluster.Objects([], BOTH, [link]))}
+    assert checks["RDMAUsable"] is State.WARNING, "thunderfleet status and the live page show no problem either"
 
 
 def test_one_direction_is_no_test() -> None:

@@ -10,13 +10,12 @@ from typing import Any
 
 from thunderfleet_crds.exchange.nodes import has_gpu_memory
 from thunderfleet_crds.names import RESOURCE_GPU_MEMORY
-from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.reasons import WITHOUT_RDMA, Reason
 from thunderfleet_crds.vocabulary import ConditionType
 
 from thunderfleet_cli.doctor.checks.cabletests import Tried
 from thunderfleet_cli.doctor.checks.check import Check, State
 from thunderfleet_cli.doctor.checks.selftest import self_test
-from thunderfleet_cli.doctor.checks.system import OPTIONAL
 
 Json = Mapping[str, Any]
 
@@ -137,5 +136,5 @@ def _condition(subject: str, kind: ConditionType, condition: Json, good: str) ->
     elif status == "Unknown" or (kind is ConditionType.BENCHMARKS_FRESH and reason != Reason.BENCHMARK_FAILED):
         state = State.UNKNOWN
     else:
-        state = State.WARNING if kind in MILD or reason in OPTIONAL else State.FAILURE
+        state = State.WARNING if kind in MILD or reason in WITHOUT_RDMA else State.FAILURE
     return Check(kind, state, message, "", reason, subject)

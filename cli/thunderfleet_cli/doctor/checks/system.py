@@ -2,7 +2,7 @@
 
 import re
 
-from thunderfleet_crds.reasons import Reason
+from thunderfleet_crds.reasons import WITHOUT_RDMA, Reason
 from thunderfleet_lib.host.gpu_memory import COMMAND as GPU_MEMORY
 from thunderfleet_lib.host.gpu_memory import gpu_memory_limit, parse
 from thunderfleet_lib.host.hostcmd import Failure, FailureKind, Output
@@ -25,8 +25,6 @@ CLOCK_FAILURE_SECONDS = 60.0
 """Errors of the clock above this are failures: new certificates and tokens may not be valid yet."""
 SYSTEM_MB = 4096
 """Minimum memory for macOS."""
-OPTIONAL = (Reason.RDMA_UNSUPPORTED, Reason.NO_DEVICES)
-"""Reasons for which a Mac cannot have RDMA; models run over TCP."""
 
 _VERSION = re.compile(r"(\d{1,3})(?:\.(\d{1,3}))?(?:\.\d{1,3})?")
 _DISK = re.compile(r"^\S.*?\s+(\d{1,18})\s+(\d{1,18})\s+(\d{1,18})\s+\d{1,3}%\s+/$")
@@ -67,7 +65,7 @@ def rdma(answers: Answers) -> Check:
     if reason is None:
         return Check("rdma", State.OK, f"RDMA is enabled; number of devices: {len(names or ())}", reason=Reason.READY)
     evidence = {Reason.STACK_HUNG: hung, Reason.RDMA_UNSUPPORTED: unsupported}.get(reason, "")
-    state = State.WARNING if reason in OPTIONAL else State.FAILURE
+    state = State.WARNING if reason in WITHOUT_RDMA else State.FAILURE
     # The message describes what to do. No command of the running macOS repairs this, except a restart.
     fix = "sudo shutdown -r now" if reason is Reason.STACK_HUNG else ""
     return Check("rdma", state, rules.explain(reason, THIS_MAC, evidence=evidence), fix, reason)
