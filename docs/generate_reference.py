@@ -99,9 +99,8 @@ def reasons() -> str:
     """Every reason of conditions, failures and Events."""
     parts = [
         "# Reasons\n\nWhat the reasons in conditions, `lastFailure` and Events mean, and how to resolve them.\n\n",
-        "Each pod of a group runs a supervisor, its main process, which starts the process of the pod's rank. Rank 0 leads the "
-        "",
-        "group.\n\n",
+        "Each pod of a group runs a supervisor, its main process, which starts the process of the pod's rank. Rank 0 leads ",
+        "the group.\n\n",
         "While a ModelDeployment has a placement but no group serves, the reason of its condition `Ready` is the state of the ",
         "group, such as `Loading`; [api.md](api.md) describes the states (`status.groups[].state`). A failure that is ",
         "followed by a back-off also sets the condition `Degraded` and makes an Event, with the same reason. A `refusal` ",

@@ -40,7 +40,7 @@ STEADY_ANSWERS, STEADY_SECONDS = 12, 120.0
 """Whole answers that the clients still get after the group serves again, and the limit for that."""
 PROMPTS = (
     ("What does model 17 say to rank?", 200),
-    (tinymodel.DEMO_MESSAGES[0]["content"], tinymodel.DEMO_TOKENS),
+    (tinymodel.MESSAGES[0]["content"], tinymodel.TOKENS),
     ("What does switch 71 say to Mac?", 200),
 )
 """Prompts with long answers in which the best two logits of one process differ by at least 9e-3."""

@@ -1,9 +1,9 @@
 """A model that is generated in a second and whose output can be compared token by token.
 
-Demos and tests need a real model that mlx-lm loads without access to a hub. Three properties are important:
+Tests need a real model that mlx-lm loads without access to a hub. Three properties are important:
 - float32, unquantised: in half precision two ranks and one process round differently and their greedy answers differ;
 - wide weights (standard deviation 0.3) and a seed for which the best two logits stay more than 1e-3 apart all through the
-  demo's answer, so that summing in another order cannot change a token;
+  answer to ``MESSAGES``, so that summing in another order cannot change a token;
 - a tokenizer in which every id is a different printable string; otherwise a wrong token could look right.
 
 Only the standard library is used, and the generator of random numbers is written out, so every machine makes the same files.
@@ -25,10 +25,10 @@ from pathlib import Path
 from thunderfleet_lib.helpformat import HelpFormatter
 
 SEED = 17
-DEMO_MESSAGES: tuple[dict[str, str], ...] = ({"role": "user", "content": "Which Macs are wired together?"},)
-"""The chat of the demo; the gap between logits was measured for it."""
-DEMO_TOKENS = 48
-"""Number of tokens that the demo generates, and for which the gap holds."""
+MESSAGES: tuple[dict[str, str], ...] = ({"role": "user", "content": "Which Macs are wired together?"},)
+"""A chat for tests; the gap between logits was measured for its answer."""
+TOKENS = 48
+"""Number of tokens of the answer for which the gap holds."""
 
 HIDDEN = 64
 INTERMEDIATE = 128
@@ -193,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=HelpFormatter,
     )
     parser.add_argument("folder", type=Path, help="output folder; created if it does not exist")
-    parser.add_argument("--seed", type=int, default=SEED, help="seed of the weights; the demo relies on the default")
+    parser.add_argument("--seed", type=int, default=SEED, help="seed of the weights; tests rely on the default")
     parser.add_argument("--layers", type=int, default=LAYERS, help="number of layers")
     options = parser.parse_args(arguments)
     if options.layers < 1:

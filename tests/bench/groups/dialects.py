@@ -90,7 +90,7 @@ async def _streams(client: aiohttp.ClientSession, path: str, end: bytes, seed: i
     """Tokens a second of several streams at once, of prompts never seen before; microseconds of CPU of this process a token."""
 
     async def one(number: int) -> None:
-        messages = [{"role": "user", "content": f"{seed}/{number}: {tinymodel.DEMO_MESSAGES[0]['content']}"}]
+        messages = [{"role": "user", "content": f"{seed}/{number}: {tinymodel.MESSAGES[0]['content']}"}]
         body = {"model": MODEL, "messages": messages, "max_tokens": TOKENS, "stream": True, "temperature": 0}
         async with client.post(path, json=body) as response:
             text = await response.read()

@@ -207,12 +207,11 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a policy achieves: tokens taken from caches, and the mean and 95th percentile of the time to the first token."""
+    """What a policy achieves: tokens taken from caches, and the mean time to the first token."""
 
     cached_tokens: float
     prompt_tokens: float
     first_token: float
-    slow_first_token: float
 
 
 def limit(groups: int, seed: int, conversations: int) -> float:
@@ -268,5 +267,4 @@ def simulate(policy: Policy, groups: int, seed: int, conversations: int = 300, *
             conversation.text += conversation.rng.randbytes(turn.answer_tokens * BYTES_PER_TOKEN)
             later = now + conversation.rng.expovariate(1 / THINK_SECONDS)
             push(later, "ask", conversation.next(turn.number + 1, later))
-    firsts.sort()
-    return Result(cached / BYTES_PER_TOKEN, prompts / BYTES_PER_TOKEN, statistics.mean(firsts), firsts[int(len(firsts) * 0.95)])
+    return Result(cached / BYTES_PER_TOKEN, prompts / BYTES_PER_TOKEN, statistics.mean(firsts))

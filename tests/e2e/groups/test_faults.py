@@ -26,7 +26,7 @@ from tests.support.waiting import until
 
 Json = dict[str, Any]
 
-PROMPT, TOKENS = tinymodel.DEMO_MESSAGES[0]["content"], 16
+PROMPT, TOKENS = tinymodel.MESSAGES[0]["content"], 16
 SYSTEM = "thunderfleet-system"
 OPERATORS = ("pods", "-n", SYSTEM, "-l", "app.kubernetes.io/component=operator")
 AWAY_SECONDS = 20.0

@@ -15,7 +15,7 @@ from tests.support.waiting import until
 
 Json = dict[str, Any]
 
-PROMPT = tinymodel.DEMO_MESSAGES[0]["content"]
+PROMPT = tinymodel.MESSAGES[0]["content"]
 TOKENS_ALONE, TOKENS_PAIR = 500, 150
 """Enough tokens, on one Mac and on two, that a stream still runs when the test interferes, and ends within the limit of a
 drain."""

@@ -19,7 +19,7 @@ from tests.support.waiting import until
 
 Json = dict[str, Any]
 
-PROMPT, TOKENS = tinymodel.DEMO_MESSAGES[0]["content"], tinymodel.DEMO_TOKENS
+PROMPT, TOKENS = tinymodel.MESSAGES[0]["content"], tinymodel.TOKENS
 SYSTEM = "thunderfleet-system"
 
 

@@ -20,7 +20,7 @@ Json = dict[str, Any]
 
 LINK = "studio-1.tb1--studio-2.tb1"
 END = "studio-1:1"
-PROMPT, TOKENS = tinymodel.DEMO_MESSAGES[0]["content"], 8
+PROMPT, TOKENS = tinymodel.MESSAGES[0]["content"], 8
 SUPERVISOR = "thunderfleet-runner serve"
 BACK_SECONDS = 120.0
 """The cable must have worked for half a minute or, after earlier tests, for longer: their interruptions count."""

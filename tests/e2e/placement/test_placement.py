@@ -48,7 +48,7 @@ MESH = ["mesh-1", "mesh-2", "mesh-3", "mesh-4"]
 RING = ["ring-1", "ring-2", "ring-3", "ring-4"]
 # A layer for each of eight ranks.
 DEEP, DEEP_LAYERS = "thunderfleet/tiny-deep", 8
-PROMPT, TOKENS = tinymodel.DEMO_MESSAGES[0]["content"], 6
+PROMPT, TOKENS = tinymodel.MESSAGES[0]["content"], 6
 """Few tokens: ranks that wait in a collective keep a core busy, and there are more ranks than cores."""
 SMALL = {"memory": {"contextTokens": 2048, "cachedTokens": 4096}}
 START_SECONDS = 400.0

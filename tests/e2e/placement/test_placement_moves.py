@@ -28,7 +28,7 @@ cables:
   - {a: "mini-3:2", b: "mini-4:1", speed: 40}
   - {a: "mini-4:2", b: "mini-1:2", speed: 40}
 """
-PROMPT, TOKENS = tinymodel.DEMO_MESSAGES[0]["content"], 8
+PROMPT, TOKENS = tinymodel.MESSAGES[0]["content"], 8
 LITTLE = {"contextTokens": 2048, "cachedTokens": 4096}
 # More than half of a Mac: a KiB a token.
 MOST = {"contextTokens": 2048, "cachedTokens": 9_000_000}

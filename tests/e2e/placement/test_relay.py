@@ -15,7 +15,7 @@ from tests.support.line import Deploy, Line, condition
 from tests.support.waiting import until
 
 LINK = "studio-1.tb1--studio-2.tb1"
-PROMPT, TOKENS = tinymodel.DEMO_MESSAGES[0]["content"], 16
+PROMPT, TOKENS = tinymodel.MESSAGES[0]["content"], 16
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ Json = dict[str, Any]
 ONE = {"nodes": {"min": 1, "max": 1}}
 KEY = "thunderfleet-operator-key"
 OPERATOR = "deployment/thunderfleet-operator"
-PROMPT, TOKENS = tinymodel.DEMO_MESSAGES[0]["content"], 8
+PROMPT, TOKENS = tinymodel.MESSAGES[0]["content"], 8
 HUGE = 2**50
 ROLE = {
     "apiVersion": "rbac.authorization.k8s.io/v1",

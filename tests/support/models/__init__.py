@@ -1,6 +1,6 @@
 """Models for tests, and where they are fetched from.
 
-prompts         the demo's chat in tokens
+prompts         the test model's chat in tokens
 fetching        a hub in the network of the Macs, ModelCaches, and what crosses cables and networks
 folders         models at URIs: a server with HTTPS, its authority, and lists of files
 embeddingmodel  a small random model for embeddings

@@ -38,7 +38,7 @@ STAND_IN = Path(__file__).with_name("stand_in_rank.py")
 STAND_IN_INTAKE = Path(__file__).with_name("stand_in_intake.py")
 LAYERS = 2
 """Of the test model. Two tensor ranks exchange data twice a layer and use all processors meanwhile. The best two logits of the
-demo's answer are 0.03 apart, and the model ends it by itself only after 556 tokens."""
+answer to ``tinymodel.MESSAGES`` are 0.03 apart, and the model ends it by itself only after 556 tokens."""
 
 
 def _make_keys(folder: Path) -> Path:
@@ -200,16 +200,16 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _answer_of_one_process(model: Path) -> list[int]:
-    command = ["-m", "thunderfleet_localcluster.models.reference", str(model), tinymodel.DEMO_MESSAGES[0]["content"]]
+    command = ["-m", "thunderfleet_localcluster.models.reference", str(model), tinymodel.MESSAGES[0]["content"]]
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=120, check=True)
     tokens: list[int] = json.loads(done.stdout)
-    assert len(tokens) == tinymodel.DEMO_TOKENS
+    assert len(tokens) == tinymodel.TOKENS
     return tokens
 
 
 @pytest.fixture(scope="session")
 def yardstick(tiny: Path) -> list[int]:
-    """The answer of a single mlx-lm process to the demo's chat."""
+    """The answer of a single mlx-lm process to ``tinymodel.MESSAGES``."""
     return _answer_of_one_process(tiny)
 
 
@@ -223,7 +223,7 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def deep_yardstick(deep: Path) -> list[int]:
-    """That model's answer to the demo's chat."""
+    """That model's answer to the same chat."""
     return _answer_of_one_process(deep)
 
 

@@ -11,7 +11,6 @@ from thunderfleet_kubelet.serving.portforward.headers import BLOCK_BYTES, Compre
 
 SYN_STREAM, SYN_REPLY, RST_STREAM, SETTINGS, PING, GOAWAY, HEADERS, WINDOW_UPDATE = 1, 2, 3, 4, 6, 7, 8, 9
 FIN = 1
-UNIDIRECTIONAL = 2
 PROTOCOL_ERROR, REFUSED_STREAM, CANCEL = 1, 3, 5
 """Codes of RST_STREAM."""
 

@@ -31,15 +31,15 @@ def test_every_id_is_another_printable_string(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode("Which Macs are here, 2 or 3?")) == "Which Macs are here, 2 or 3?"
 
 
-def test_the_demos_answer_is_never_a_close_call(tmp_path: Path) -> None:
+def test_the_answer_is_never_a_close_call(tmp_path: Path) -> None:
     tinymodel.make(tmp_path)
     model, config = mlxlm.load_lazily(tmp_path)
     tokenizer = mlxlm.load_tokenizer(tmp_path, config)
-    messages = [dict(message) for message in tinymodel.DEMO_MESSAGES]
+    messages = [dict(message) for message in tinymodel.MESSAGES]
     inputs = mx.array([tokenizer.apply_chat_template(messages, add_generation_prompt=True)])
     cache = mlxlm.prompt_cache(model)
     answer: list[int] = []
-    for _ in range(tinymodel.DEMO_TOKENS):
+    for _ in range(tinymodel.TOKENS):
         logits = model(inputs, cache=cache)[0, -1]
         assert logits.dtype == mx.float32
         top: Any = mx.sort(logits)[-2:].tolist()
@@ -49,7 +49,7 @@ def test_the_demos_answer_is_never_a_close_call(tmp_path: Path) -> None:
         answer.append(int(likeliest))
         inputs = mx.array([[answer[-1]]])
     assert not set(answer) & set(tokenizer.eos_token_ids), "the answer must not end before its length"
-    assert len(set(answer)) > tinymodel.DEMO_TOKENS // 2, "an answer that repeats itself compares little"
+    assert len(set(answer)) > tinymodel.TOKENS // 2, "an answer that repeats itself compares little"
 
 
 def test_bad_arguments_are_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

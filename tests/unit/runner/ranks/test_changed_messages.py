@@ -62,7 +62,7 @@ async def test_no_wrong_token_leaves_a_pipeline_whose_messages_change(
     program = with_program(SPOIL.replace("    CHANGE", change if change.startswith("\n") else f"    {change}"))
     async with served(tiny, 2, "Pipeline", command=program) as (group, client):
         body = {
-            "model": "thunderfleet/tiny", "messages": list(tinymodel.DEMO_MESSAGES), "max_tokens": tinymodel.DEMO_TOKENS,
+            "model": "thunderfleet/tiny", "messages": list(tinymodel.MESSAGES), "max_tokens": tinymodel.TOKENS,
             "stream": True, "return_token_ids": True, "temperature": 0,
         }  # fmt: skip
         for rank in ranks:

@@ -15,8 +15,8 @@ from thunderfleet_localcluster.models import tinymodel
 from tests.support.processes import PROC
 
 MODEL = "thunderfleet/tiny"
-REQUEST = {"model": MODEL, "temperature": 0, "max_tokens": tinymodel.DEMO_TOKENS, "return_token_ids": True}
-CHAT = {**REQUEST, "messages": list(tinymodel.DEMO_MESSAGES)}
+REQUEST = {"model": MODEL, "temperature": 0, "max_tokens": tinymodel.TOKENS, "return_token_ids": True}
+CHAT = {**REQUEST, "messages": list(tinymodel.MESSAGES)}
 
 
 async def ask(client: aiohttp.ClientSession, body: dict[str, Any], path: str = "/v1/chat/completions") -> tuple[int, Any]:
@@ -49,7 +49,7 @@ async def check_answer(client: aiohttp.ClientSession, yardstick: list[int]) -> d
     choice: dict[str, Any] = answer["choices"][0]
     assert choice["token_ids"] == yardstick
     assert choice["finish_reason"] == "length"
-    assert answer["usage"]["completion_tokens"] == tinymodel.DEMO_TOKENS
+    assert answer["usage"]["completion_tokens"] == tinymodel.TOKENS
     return choice
 
 

@@ -28,7 +28,7 @@ from thunderfleet_runner.group.decide import attempts
 from thunderfleet_runner.host.rankprocess import rank_command
 from thunderfleet_runner.rank.checks.connections import SIZES
 
-from tests.support.models.prompts import demo_prompt
+from tests.support.models.prompts import chat_prompt
 from tests.support.processes import exists
 from tests.support.suite.tiers import quick
 
@@ -166,7 +166,7 @@ async def macs(
 
 
 async def answer(leader: Any, name: str, tokens: int = 16) -> list[int]:
-    request = protocol.Request(id=name, prompt=demo_prompt(Path(leader.plan.model_path)), max_tokens=tokens)
+    request = protocol.Request(id=name, prompt=chat_prompt(Path(leader.plan.model_path)), max_tokens=tokens)
     async with asyncio.timeout(SECONDS):
         return [event.token async for event in leader.service.submit(request) if isinstance(event, protocol.Token)]
 
@@ -179,7 +179,7 @@ async def test_a_mesh_answers_as_one_process_does_and_when_a_rank_freezes_none_k
     leader = await group.start()
     await group.until_ready()
     assert leader.state.attempt == 1
-    assert await answer(leader, "first", tinymodel.DEMO_TOKENS) == (deep_yardstick if size == 3 else yardstick)
+    assert await answer(leader, "first", tinymodel.TOKENS) == (deep_yardstick if size == 3 else yardstick)
     last = size - 1
     old = [leader.member.pid, *(group.rank_pid(rank) for rank in range(1, size))]
     os.kill(old[last], signal.SIGSTOP)
@@ -297,10 +297,10 @@ async def test_no_wrong_token_leaves_a_mesh_whose_values_change_in_a_later_answe
     group = macs()
     leader = await group.start()
     await group.until_ready()
-    assert await answer(leader, "first", tinymodel.DEMO_TOKENS) == yardstick
+    assert await answer(leader, "first", tinymodel.TOKENS) == yardstick
     group.fails(1, at="values", how=how, attempts=[1], **DECODED)
     tokens: list[int] = []
-    request = protocol.Request(id="second", prompt=demo_prompt(Path(leader.plan.model_path)), max_tokens=tinymodel.DEMO_TOKENS)
+    request = protocol.Request(id="second", prompt=chat_prompt(Path(leader.plan.model_path)), max_tokens=tinymodel.TOKENS)
     with pytest.raises(Unavailable):
         async with asyncio.timeout(SECONDS):
             async for event in leader.service.submit(request):
@@ -308,7 +308,7 @@ async def test_no_wrong_token_leaves_a_mesh_whose_values_change_in_a_later_answe
     assert tokens == yardstick[: len(tokens)]
     assert leader.state.failure.reason == "Diverged", leader.state.failure.message
     await group.until_ready()
-    assert await answer(leader, "third", tinymodel.DEMO_TOKENS) == yardstick
+    assert await answer(leader, "third", tinymodel.TOKENS) == yardstick
 
 
 @pytest.mark.parametrize("verify", ["Quick", "None"])

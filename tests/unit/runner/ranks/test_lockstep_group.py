@@ -73,7 +73,7 @@ async def test_no_wrong_token_leaves_a_group_that_parts(
 
     async with served(tiny, 2, "Tensor", command=command) as (group, client):
         body = {
-            "model": "thunderfleet/tiny", "messages": list(tinymodel.DEMO_MESSAGES), "max_tokens": tinymodel.DEMO_TOKENS,
+            "model": "thunderfleet/tiny", "messages": list(tinymodel.MESSAGES), "max_tokens": tinymodel.TOKENS,
             "stream": True, "return_token_ids": True, "temperature": 0,
         }  # fmt: skip
         async with client.post("/v1/chat/completions", json=body, timeout=aiohttp.ClientTimeout(total=120)) as response:

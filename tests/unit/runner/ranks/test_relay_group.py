@@ -21,7 +21,7 @@ from thunderfleet_runner import protocol
 from thunderfleet_runner.host.rankprocess import rank_command
 from thunderfleet_runner.net import control, relay, socket_owner
 
-from tests.support.models.prompts import demo_prompt
+from tests.support.models.prompts import chat_prompt
 from tests.support.network.ports import claim
 from tests.support.processes import PROC
 from tests.support.suite.tiers import quick
@@ -558,7 +558,7 @@ async def test_real_ranks_say_through_relays_what_one_process_says(
     group.plan = relayed(Plan.model_validate(plan))
     leader, *_ = [group.start(rank, command=rank_command) for rank in range(size)]
     await group.until(lambda: leader.state.phase is GroupPhase.READY, "the group is Ready", SECONDS)
-    request = protocol.Request(id="demo", prompt=demo_prompt(deep), max_tokens=tinymodel.DEMO_TOKENS)
+    request = protocol.Request(id="chat", prompt=chat_prompt(deep), max_tokens=tinymodel.TOKENS)
     async with asyncio.timeout(SECONDS):
         said = [event.token async for event in leader.service.submit(request) if isinstance(event, protocol.Token)]
     assert len(carried()) == 2 * size

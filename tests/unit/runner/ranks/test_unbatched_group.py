@@ -61,8 +61,8 @@ def _command(group: str, epoch: int, rank: int) -> list[str]:
 
 
 def _body(**changes: Any) -> dict[str, Any]:
-    chat = {"model": "thunderfleet/tiny", "messages": list(tinymodel.DEMO_MESSAGES), "return_token_ids": True}
-    return {**chat, "temperature": 0, "max_tokens": tinymodel.DEMO_TOKENS, **changes}
+    chat = {"model": "thunderfleet/tiny", "messages": list(tinymodel.MESSAGES), "return_token_ids": True}
+    return {**chat, "temperature": 0, "max_tokens": tinymodel.TOKENS, **changes}
 
 
 async def _whole(client: aiohttp.ClientSession, **changes: Any) -> list[int]:

@@ -181,7 +181,7 @@ async def test_the_models_own_sampling_applies(served: Callable[..., Any], tiny:
     folder = tmp_path / "hot"
     shutil.copytree(tiny, folder)
     (folder / "generation_config.json").write_text(json.dumps({"do_sample": True, "temperature": 1.5, "top_k": 200}))
-    asked = {"messages": list(tinymodel.DEMO_MESSAGES), "max_tokens": 16, "seed": 1, "return_token_ids": True}
+    asked = {"messages": list(tinymodel.MESSAGES), "max_tokens": 16, "seed": 1, "return_token_ids": True}
     async with served(folder, 1, "None") as (_, client):
         path = "/v1/chat/completions"
         own = await answered(client, path, asked)

@@ -14,7 +14,7 @@ from thunderfleet_runner.rank import grammar, mlxlm
 
 from tests.unit.runner.walker import MODEL, WORDS, walker
 
-MESSAGES: list[Any] = list(tinymodel.DEMO_MESSAGES)
+MESSAGES: list[Any] = list(tinymodel.MESSAGES)
 ASKED: dict[str, Any] = {"messages": MESSAGES, "temperature": 0, "max_tokens": 60, "return_token_ids": True}
 SHORT = {"type": "string", "maxLength": 4}
 SCHEMA = {

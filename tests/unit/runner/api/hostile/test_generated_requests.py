@@ -27,7 +27,7 @@ ENDS = ("data: [DONE]\n\n", "event: message_stop", "event: response.completed", 
         "can no longer follow the requested format")  # fmt: skip
 """What a stream ends with. A format may become too complex on the way."""
 FIXED: dict[str, Any] = {
-    "model": MODEL, "temperature": 0, "max_tokens": 12, "return_token_ids": True, "messages": list(tinymodel.DEMO_MESSAGES),
+    "model": MODEL, "temperature": 0, "max_tokens": 12, "return_token_ids": True, "messages": list(tinymodel.MESSAGES),
 }  # fmt: skip
 
 _ANY = st.recursive(
@@ -36,8 +36,6 @@ _ANY = st.recursive(
     max_leaves=6,
 )
 _TOOL = st.fixed_dictionaries({"type": st.just("function"), "function": st.fixed_dictionaries({"name": st.text(max_size=5)})})
-_SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}}
-_FORMATS = ({"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": _SCHEMA}})
 _GOOD = {
     "temperature": st.floats(0, 2),
     "top_p": st.floats(0, 1),

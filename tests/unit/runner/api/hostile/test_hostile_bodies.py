@@ -20,7 +20,7 @@ from tests.support.suite.tiers import quick
 HOSTILE = Path(__file__).parents[2] / "hostile_bodies.py"
 MODEL = "thunderfleet/tiny"
 FIXED: dict[str, Any] = {
-    "model": MODEL, "temperature": 0, "max_tokens": 12, "return_token_ids": True, "messages": list(tinymodel.DEMO_MESSAGES),
+    "model": MODEL, "temperature": 0, "max_tokens": 12, "return_token_ids": True, "messages": list(tinymodel.MESSAGES),
 }  # fmt: skip
 TOGETHER = 6
 """More bodies than a gateway takes at once: 64 MiB."""
