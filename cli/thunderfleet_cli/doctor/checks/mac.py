@@ -1,4 +1,15 @@
-"""All checks of this Mac. Pure."""
+"""All checks of this Mac. Pure.
+
+To add a check:
+
+1. Write a function from ``Answers`` to a ``Check`` in the module of its subject. Output that it cannot parse is a ParseError,
+   and the check then ``unknown``. If its fault can be undone, give the ``Check`` a ``Repair``, for ``--fix``.
+2. Add its command to ``questions`` and its name to ``checks``.
+3. Let recorded Macs have the command: its script in ``recorded.commands`` of the local cluster, and its name in ``COMMANDS`` of
+   ``fleet.actions``, so that it can be made to fail. ``doctor`` searches PATH and the folder of the firewall for commands.
+4. Add what the command prints on a healthy Mac to ``HEALTHY`` of ``tests/unit/cli/test_doctor_checks.py``, whose tests then also
+   give the check damaged output; and name the check in ``docs/install.md`` ("Check").
+"""
 
 from collections.abc import Callable, Mapping
 from functools import partial
