@@ -662,8 +662,8 @@ class Reason(StrEnum):
         "None: wait.",
         (On.RECONCILING,),
     )
-    NEEDS_A_PERSON = (
-        "NeedsAPerson",
+    ACTION_REQUIRED = (
+        "ActionRequired",
         "The operator has stopped working on the spec, because a user must change something.",
         "Follow the instructions in the message of the condition Stalled.",
         (On.RECONCILING,),

@@ -15,9 +15,9 @@ def add(commands: Parsers) -> None:
     fetch = parsers.add(
         "pull",
         "fetch a model from the hub or from a URI, and keep it on Macs",
-        "Create a ModelCache and show its progress until the Macs have the model. Exit code 3: the model was not fetched, "
-        "because of a fault that only a person can remove, or because nothing more has arrived for 5 minutes after another "
-        "fault and for 30 minutes without one. The operator tries again in any case. "
+        "Create a ModelCache and show its progress until the Macs have the model. Exit code 3: the model was not fetched. "
+        "Either you must fix the fault that is shown, or nothing more has arrived: for 5 minutes after another fault, for 30 "
+        "minutes without a fault. The operator tries again in any case. "
         "Example: `thunderfleet model pull mlx-community/Qwen3-30B-A3B-4bit --copies 2`",
         call=_pull,
     )

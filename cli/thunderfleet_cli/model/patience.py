@@ -26,7 +26,7 @@ class Patience:
     _most: int = 0
     _gained: float = field(init=False)
     _other: float | None = None
-    """Since when the reason has been one that only a person can change."""
+    """Since when the reason has been one that only a user can fix."""
 
     def __post_init__(self) -> None:
         self._gained = self.now

@@ -149,7 +149,7 @@ def health_of(kind: str, status: str, reason: str) -> Health:
         ("BenchmarksFresh", "False", "InUse"),
         ("Reconciling", "True", "Progressing"),
         ("Reconciling", "False", "Ready"),
-        ("Reconciling", "False", "NeedsAPerson"),
+        ("Reconciling", "False", "ActionRequired"),
         ("Stalled", "False", "AsExpected"),
         ("Degraded", "False", "AsExpected"),
         ("RDMAUsable", "False", "BelowThunderbolt5"),

@@ -113,7 +113,7 @@ def _states(status: ModelCacheStatus) -> object:
 
 
 def _refused(cache: ModelCache, status: ModelCacheStatus, problem: str, now: datetime) -> ModelCacheStatus:
-    """The status if the API server refuses the pod, which a person must change."""
+    """The status if the API server refuses the pod, which a user must change."""
     about = (ConditionType.RECONCILING, ConditionType.STALLED)
     failed = Verdict(True, Reason.DOWNLOAD_FAILED, problem[:MESSAGE_LENGTH])
     # Keeps the values of the last status: the round has computed new ones as if the pod started.

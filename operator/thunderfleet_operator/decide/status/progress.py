@@ -1,6 +1,6 @@
 """The conditions Reconciling and Stalled, by which tools that read only generic conditions (kstatus) decide whether to wait.
 
-At most one of them is True: Reconciling while the operator works on the spec, Stalled once a person must change something. A
+At most one of them is True: Reconciling while the operator works on the spec, Stalled once a user must change something. A
 wait that can end by itself, such as for a Mac with room, is Reconciling at first. A group that restarts although its fault does
 not seem to be fixed stays Stalled, so that the two conditions do not alternate with each restart.
 """
@@ -21,7 +21,7 @@ from thunderfleet_operator.decide.status.verdict import Verdict, joined, no_grou
 
 UNPLACED_SECONDS = 600.0
 """A ModelDeployment that cannot be placed is Stalled after this long: as long as a Deployment may make no progress."""
-NEEDS_A_PERSON = frozenset(
+ACTION_REQUIRED = frozenset(
     (
         Reason.GATED,
         Reason.TOKEN_REFUSED,
@@ -39,7 +39,7 @@ NEEDS_A_PERSON = frozenset(
 NOT_STALLED = Verdict(False, Reason.AS_EXPECTED, "nothing has to be changed")
 STARTS = frozenset(GroupPhase) - {GroupPhase.READY, GroupPhase.DRAINING, GroupPhase.GAVE_UP, GroupPhase.BACKING_OFF}
 """Phases of a group before it serves."""
-SEE_STALLED = Verdict(False, Reason.NEEDS_A_PERSON, f"see condition {ConditionType.STALLED}")
+SEE_STALLED = Verdict(False, Reason.ACTION_REQUIRED, f"see condition {ConditionType.STALLED}")
 """Reconciling while Stalled is True."""
 
 
@@ -73,7 +73,7 @@ def _still_stalled(of: Progress) -> Condition | None:
 
 
 def _tries_again(group: Group, before: Condition | None) -> bool:
-    """Whether a group that needs a person starts again with the same placement, and has not served since."""
+    """Whether a group whose fault a user must fix starts again with the same placement, and has not served since."""
     failure = group.last_failure
     if before is None or failure is None or not _needs_a_person(failure) or group.state not in STARTS:
         return False
@@ -82,7 +82,7 @@ def _tries_again(group: Group, before: Condition | None) -> bool:
 
 
 def _stuck(of: Progress) -> Verdict | None:
-    """Groups that do not serve before a person has changed something."""
+    """Groups that do not serve before a user has changed something."""
     before, found = _still_stalled(of), list[tuple[Failure | None, str]]()
     for group in of.groups:
         failure = group.last_failure
@@ -113,7 +113,7 @@ def _unplaced(of: Progress, now: datetime) -> Verdict | None:
     """No placement for a long time. A change of the spec starts the time again."""
     if of.placed.status is not False:
         return None
-    if not of.resolution.found and of.resolution.reason in NEEDS_A_PERSON:
+    if not of.resolution.found and of.resolution.reason in ACTION_REQUIRED:
         return Verdict(True, of.resolution.reason, of.resolution.message)
     if of.resolution.reason == Reason.QUANTIZING:
         # Quantizing takes longer than the download of the whole repository.
@@ -135,7 +135,7 @@ def _unplaced(of: Progress, now: datetime) -> Verdict | None:
 
 
 def stalled(of: Progress, now: datetime) -> Verdict:
-    """Whether a person must change something."""
+    """Whether a user must change something."""
     if not of.wanted:
         return NOT_STALLED
     return _stuck(of) or _blocked(of) or _unplaced(of, now) or NOT_STALLED

@@ -16,7 +16,7 @@ from thunderfleet_crds.weights.parts import ranges
 from thunderfleet_lib.backoff import Backoff
 from thunderfleet_lib.timestamps import age_seconds
 
-from thunderfleet_operator.decide.status.progress import NEEDS_A_PERSON
+from thunderfleet_operator.decide.status.progress import ACTION_REQUIRED
 from thunderfleet_operator.decide.weights import quantizing, status
 from thunderfleet_operator.decide.weights.manifests import NewPod
 from thunderfleet_operator.decide.weights.uplink import download_order
@@ -239,7 +239,7 @@ def _failed(observed: ObservedCache, pod: FetchPod) -> Download:
     wait = RETRY.seconds(before.attempts + 1)
     if found is not None and found.retry_seconds is not None:
         wait = max(5.0, float(found.retry_seconds))
-    elif reason in NEEDS_A_PERSON:
+    elif reason in ACTION_REQUIRED:
         wait = SLOW_SECONDS
     until = observed.now + timedelta(seconds=wait)
     return Download(node=pod.node, attempts=before.attempts + 1, next_time=until, reason=reason, message=text)

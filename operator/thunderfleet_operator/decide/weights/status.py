@@ -15,7 +15,7 @@ from thunderfleet_crds.weights.parts import numbers
 from thunderfleet_crds.weights.quantization import conversion_id
 from thunderfleet_lib.timestamps import age_seconds
 
-from thunderfleet_operator.decide.status.progress import NEEDS_A_PERSON, NOT_STALLED, SEE_STALLED
+from thunderfleet_operator.decide.status.progress import ACTION_REQUIRED, NOT_STALLED, SEE_STALLED
 from thunderfleet_operator.decide.status.verdict import MESSAGE_LENGTH, Verdict, joined
 from thunderfleet_operator.decide.weights import quantizing
 from thunderfleet_operator.observe.fleet.weights import layers_of_copy
@@ -226,11 +226,11 @@ def _fetched(status: ModelCacheStatus, resolved: Verdict, macs: Sequence[MacCopy
 
 
 def _stalled(cache: ModelCache, status: ModelCacheStatus, resolved: Verdict, fetched: Verdict, now: datetime) -> Verdict:
-    """Whether a person must change something: at once, or if the same fault has lasted for a while."""
+    """Whether a user must change something: at once, or if the same fault has lasted for a while."""
     fault = resolved if resolved.status is not True else fetched
     if fault.status is True or fault.reason in WORKING:
         return NOT_STALLED
-    if fault.reason not in NEEDS_A_PERSON:
+    if fault.reason not in ACTION_REQUIRED:
         known = find_condition(cache.status.conditions, ConditionType.STALLED)
         same = known is not None and known.observed_generation == cache.metadata.generation
         before = same and known is not None and known.status is ConditionStatus.TRUE

@@ -423,7 +423,7 @@ class StateMachine:
         return state._enter(Phase.BACKOFF, state.backoff)
 
     def _after_wrong(self, cause: Cause) -> tuple["StateMachine", list[Action]]:
-        """Starts one more attempt, which checks the same before the group serves. If that fails, a person must act."""
+        """Starts one more attempt, which checks the same before the group serves. If that fails, a user must act."""
         if not self.wrong:
             return replace(self, wrong=True)._enter(Phase.BACKOFF, self.backoff)
         state, timer = self._enter(Phase.GAVE_UP, None)

@@ -117,7 +117,7 @@ def failed(class_: FaultClass) -> Failure:
 def test_a_group_that_a_person_must_help_is_stalled(step: Step, class_: FaultClass, stalled: bool) -> None:
     gone = Outcome(view(), NextStep(step, failed(class_), NOW + timedelta(seconds=9)), report(None))
     status = after(None, [SERVES, replace(gone, view=replace(view(), index=1))])
-    assert shown(status) == (("False", "NeedsAPerson", "True", "RDMADisabled") if stalled else WORKS)
+    assert shown(status) == (("False", "ActionRequired", "True", "RDMADisabled") if stalled else WORKS)
     assert shown(after(status, [SERVES, LOADS])) == WORKS, "it starts again"
 
 
@@ -137,7 +137,7 @@ def test_restarts_do_not_end_stalled_before_the_group_serves() -> None:
     """Each of them fails in the same way until a person has mended the fault; tools would see failure and progress in turn."""
     first = status = after(None, [backing_off(None)])
     since = [one.last_transition_time for one in status.conditions if one.type in ("Reconciling", "Stalled")]
-    stalled = ("False", "NeedsAPerson", "True", "RDMADisabled")
+    stalled = ("False", "ActionRequired", "True", "RDMADisabled")
     for restart in range(1, 4):
         now = NOW + timedelta(seconds=300 * restart)
         for message in ("rank 0: 10 %", "rank 0: 20 %"):
@@ -165,7 +165,7 @@ def test_what_the_api_server_refuses_is_stalled() -> None:
     refused = replace(UNPLACED, unplaceable=None, blocked=Blocked(Reason.POD_REFUSED, "quota"))
     assert shown(after(None, [refused]))[2:] == ("True", "PodRefused")
     taken = after(None, [SERVES], service=Blocked(Reason.NAME_TAKEN, "Service md exists"))
-    assert shown(taken) == ("False", "NeedsAPerson", "True", "NameTaken")
+    assert shown(taken) == ("False", "ActionRequired", "True", "NameTaken")
 
 
 def test_no_place_is_stalled_after_ten_minutes_of_the_same_spec() -> None:
@@ -175,7 +175,7 @@ def test_no_place_is_stalled_after_ten_minutes_of_the_same_spec() -> None:
     assert before == first, "nothing is written while nothing changes"
     late = NOW + timedelta(seconds=600)
     stuck = after(first, [UNPLACED], now=late)
-    assert shown(stuck) == ("False", "NeedsAPerson", "True", "NoRoom")
+    assert shown(stuck) == ("False", "ActionRequired", "True", "NoRoom")
     assert after(stuck, [UNPLACED], now=late + timedelta(days=1)) == stuck
     edited = after(stuck, [UNPLACED], now=late, generation=4)
     assert shown(edited) == WORKS, "the time starts again with another spec"
@@ -201,7 +201,7 @@ def test_a_time_in_the_future_does_not_hold_it_up() -> None:
 def test_what_the_hub_refuses_is_stalled_at_once(reason: str, at_once: bool) -> None:
     missing = Resolution(False, reason, "see the hub")
     status = after(None, [UNPLACED], found=missing)
-    assert shown(status) == (("False", "NeedsAPerson", "True", reason) if at_once else WORKS)
+    assert shown(status) == (("False", "ActionRequired", "True", reason) if at_once else WORKS)
     assert shown(after(status, [UNPLACED], found=missing, now=NOW + timedelta(seconds=600)))[3] == reason
 
 

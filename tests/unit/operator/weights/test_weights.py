@@ -688,7 +688,7 @@ async def test_a_pod_that_the_api_server_refuses_needs_a_person_and_nothing_is_w
 
     expected = {
         "Fetched": ("False", "DownloadFailed"),
-        "Reconciling": ("False", "NeedsAPerson"),
+        "Reconciling": ("False", "ActionRequired"),
         "Resolved": ("False", "DownloadFailed"),
         "Stalled": ("True", "DownloadFailed"),
     }
