@@ -75,7 +75,7 @@ Otherwise a start would read the whole fleet once for each of its cables.
 PODS_SECONDS = 0.1
 """The same for changes of the pods of a ModelDeployment, which are bound and start one after the other."""
 MOMENT_SECONDS = 0.1
-"""The same for what changes during a round of a ModelDeployment, from its end on: mostly what it writes itself."""
+"""The same for changes during a round of a ModelDeployment, counted from its end: most of them are its own writes."""
 STOP_SECONDS = 10.0
 """How long kopf may take to stop."""
 

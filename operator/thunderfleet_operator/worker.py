@@ -99,7 +99,7 @@ class Worker:
                 raise
             # Of something that the round has waited for. If it were raised here, it would end this task, which is not started
             # again.
-            await self._failed(kind, key, RuntimeError("cut short by something that it waited for"))
+            await self._failed(kind, key, RuntimeError("something that the round waited for was cancelled"))
         except Exception as error:
             await self._failed(kind, key, error)
         else:

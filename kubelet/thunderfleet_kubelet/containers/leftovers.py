@@ -29,7 +29,7 @@ AT_ONCE = 4
 """How many quick deletions, and how many long ones, run at the same time."""
 QUICK_SECONDS = 10.0
 LONG_SECONDS = (40.0, 80.0, 160.0, 320.0)
-"""The turns of a deletion that takes longer. ``find`` must look through all files of others in each of its turns."""
+"""Time limits of the attempts at a deletion that takes longer. Each attempt of ``find`` reads all folders from the start."""
 IPC_SECONDS = 10.0
 IPC_AT_ONCE = 256
 """The most objects that one ``ipcrm`` removes, because of the limit on arguments."""

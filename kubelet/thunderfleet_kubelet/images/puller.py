@@ -29,9 +29,9 @@ Json = dict[str, Any]
 
 BACKOFF = Backoff(10.0, 300.0)
 FORGET_SECONDS = 600.0
-"""A failure this long ago counts no more (seconds)."""
+"""Seconds after which a failure no longer counts."""
 ERROR_SECONDS = 1.0
-"""How long the error itself is shown before the back-off, which names it too."""
+"""How long a container shows ErrImagePull before ImagePullBackOff, whose message has the error too."""
 ASK_SECONDS = 30.0
 """How often a container checks for an image that is being pulled or that waits; it is also called."""
 PULLS_AT_ONCE = 3

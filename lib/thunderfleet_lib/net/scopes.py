@@ -29,7 +29,7 @@ _TRANSLATED = _networks("64:ff9b::/96", "64:ff9b:1::/48")
 # includes networks of sites.
 _NO_MACHINE = _networks("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3")
 _UNICAST = ipaddress.IPv6Network("2000::/3")
-"""IPv6: what is neither here nor private is no address of another machine either."""
+"""IPv6 addresses outside this network and the private ones are not addresses of other machines."""
 _PRIVATE = _networks(
     "10.0.0.0/8",
     "100.64.0.0/10",

@@ -44,7 +44,7 @@ Kind = TypeVar("Kind", bound=ApiModel)
 PROFILES = f"/apis/{API_VERSION}/{NODEPROFILE_PLURAL}"
 LINKS = f"/apis/{API_VERSION}/{THUNDERBOLTLINK_PLURAL}"
 MESSAGE_SECONDS = 15.0
-"""The shortest time from one profile to the next that differs in messages only: which measurement waits, and why."""
+"""Minimum interval between profiles that differ only in messages, such as which measurement waits, and why."""
 
 
 def field_manager(node: str) -> str:

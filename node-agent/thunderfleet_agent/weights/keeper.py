@@ -44,7 +44,7 @@ UNREAD = ("managedFields", "annotations", "labels", "finalizers")
 POLL_SECONDS = 0.5
 LEAST_POLL_SECONDS = 0.1
 POLL_SHARE = 20
-"""While files arrive, rounds take at most the 20th part of the time, and follow each other at most this fast."""
+"""While files arrive, rounds take at most a 20th of the time, with at least LEAST_POLL_SECONDS between two."""
 IDLE_SECONDS = 30.0
 REPORT_SECONDS = 5.0
 """Progress is published at most this often; a change of phase at once."""

@@ -10,7 +10,7 @@ from thunderfleet_operator.act.group_client import GroupClient
 from thunderfleet_operator.observe.objects.plans import GroupView
 
 NOTICE_SECONDS = 1.0
-"""Between the status that names another endpoint and the drain of the group behind the old one."""
+"""Delay from the status that names another endpoint to the drain of the group behind the old one, for clients to notice."""
 
 
 class Drains:

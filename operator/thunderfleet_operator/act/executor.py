@@ -54,11 +54,11 @@ from thunderfleet_operator.watch.cache import CACHES, CONFIGMAPS, DEPLOYMENTS, E
 log = logging.getLogger(__name__)
 
 RESTORE_SECONDS = 10.0
-"""Between two writes of the same Service or EndpointSlice: another program may undo them again and again."""
+"""Minimum interval between two writes of the same Service or EndpointSlice, in case another program keeps undoing them."""
 CHECK_SECONDS = 10.0
-"""Delay of the check that the Secret of a group that has its pods still exists, from the first round of this process."""
+"""How long after its first round this process checks that the Secrets of running groups still exist."""
 NAMES_TRIED = 8
-"""Epochs whose names are tried when other objects have them, such as those of a deleted ModelDeployment."""
+"""Number of epochs that are tried if other objects have their names, such as those of a deleted ModelDeployment."""
 
 
 class Placed(NamedTuple):

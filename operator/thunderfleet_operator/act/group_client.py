@@ -27,7 +27,7 @@ BUSY_SECONDS = 1.0
 QUIET_SECONDS = 5.0
 ANSWER_SECONDS = 4.0
 FIRST_ANSWER_SECONDS = 5.0
-"""How long the first answer of a group counts as on its way, such as after a restart of the operator."""
+"""How long the first answer of a group is expected, for example after a restart of the operator."""
 BODY_BYTES = 2**20
 """Maximum size of a state; that of 64 ranks is a tenth of it."""
 REMIND_SECONDS = 10.0

@@ -16,11 +16,11 @@ from thunderfleet_crds.vocabulary import ConditionStatus, ConditionType
 from thunderfleet_operator.decide.status.progress import STARTS
 
 PROGRESS_SECONDS = 1.0
-"""Seconds from one status to the next one that differs in progress only, just after a change of anything else."""
+"""Minimum seconds between statuses that differ only in progress, just after a change of anything else."""
 PAUSE_LIMIT = 3.0
-"""How many times as long the seconds become while nothing but progress changes."""
+"""Maximum factor by which these seconds grow while only progress changes."""
 PAUSE_SHARE = 0.2
-"""The part of the time since the last other change that they take."""
+"""The seconds grow to this fraction of the time since the last other change."""
 
 
 class _Written(NamedTuple):

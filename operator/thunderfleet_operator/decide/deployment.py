@@ -60,14 +60,14 @@ ENDING_SECONDS = 1.0
 EPOCHS_TRIED = 64
 """Number of epochs that are tried, to find one whose names are free."""
 ADVICE_SECONDS = 30.0
-"""The shortest time between two questions to the planner whether a group that serves would be placed better."""
+"""Minimum interval between two questions to the planner about a better placement for a group that serves."""
 SETTLE_SECONDS = 15.0
 """How long a first placement over TCP waits for the agents to report whether a cable of its Macs carries RDMA. Without this
 wait, a group that is applied seconds after the installation would stay on TCP."""
 TURN_STEPS = 3000
-"""Steps of a search for a placement after other ModelDeployments have made room: milliseconds."""
+"""Step limit of a search for a placement after other ModelDeployments have made room. The steps take milliseconds."""
 LOST_ADVICE_SECONDS = 3.0
-"""The same for a group that has lost its place."""
+"""The same as ``ADVICE_SECONDS``, for a group that has lost its placement."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from thunderfleet_lib.timestamps import age_seconds
 from thunderfleet_operator.observe.objects.requests import ObservedRequests, ReadRequest, SentRequest
 
 RECHECK_SECONDS = 5.0
-"""A waiting request may wait for a change of another Node."""
+"""Interval at which a waiting request is decided again: it may wait for a change of another Node."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ class _Turns:
 
     def __init__(self) -> None:
         self._of: dict[str, dict[str, None]] = {}
-        """By kind and namespace, the one whose turn is next at the beginning."""
+        """Keys by kind and namespace. The one whose turn is next comes first."""
         self._count = 0
 
     def __len__(self) -> int:

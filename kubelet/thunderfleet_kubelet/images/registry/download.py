@@ -20,7 +20,7 @@ from thunderfleet_kubelet.images.registry.requests import chunks
 
 RETRY = Backoff(0.5, 8.0, jitter=0.3)
 FRUITLESS = 4
-"""How often in a row a blob is continued without getting a byte of it."""
+"""Maximum number of consecutive attempts to continue a blob that receive no byte."""
 MAX_TRIES = 50
 WINDOW_SECONDS = 30.0
 LEAST_RATE = 16 * 1024

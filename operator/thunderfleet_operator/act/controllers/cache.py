@@ -29,7 +29,7 @@ from thunderfleet_operator.watch.cache import CACHES, PODS
 log = logging.getLogger(__name__)
 
 PROGRESS_SECONDS = 5.0
-"""How often at most a status is written in which only progress has changed."""
+"""Minimum interval between statuses that differ only in progress."""
 PROGRESS = frozenset({"macs", "progress", "conditions"})
 
 

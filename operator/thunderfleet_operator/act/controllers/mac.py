@@ -29,7 +29,7 @@ class MacController:
         self._writer = writer
         self._clock = clock
         self._rounds: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """By Mac, what its rounds hold, while there are any."""
+        """By Mac, the lock that its rounds hold, as long as there are rounds."""
 
     async def settle(self, nodes: Iterable[str]) -> None:
         """Rounds for several Macs at once: before a group's pods are created there, and after they have gone.

@@ -35,9 +35,9 @@ log = logging.getLogger(__name__)
 
 ROUND_SECONDS = 1.0
 AGAIN_SECONDS = 300.0
-"""How often everything is written again although nothing has changed here: it may have been deleted."""
+"""Interval at which everything is written again, because another client may have deleted it."""
 MAX_WRITES = 200
-"""Documents that one round writes. Namespaces take turns, so nobody's documents wait for all of another user's."""
+"""Maximum number of documents that one round writes. Namespaces take turns, so that a large one does not delay the others."""
 
 
 class _Made(NamedTuple):
