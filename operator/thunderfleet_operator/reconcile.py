@@ -40,8 +40,8 @@ LINE_SECONDS = 10.0
 """The same for a ModelDeployment without a status that waits for its turn: the planner finds a place for others meanwhile."""
 CROWD = 10
 CROWD_SECONDS = 0.1
-"""If more than ``CROWD`` ModelDeployments have no placement, a placement of another one queues each of them only after this many
-seconds times their number. Otherwise most of the time would go to those that cannot be placed."""
+"""If more than ``CROWD`` ModelDeployments have no placement, each of them has a round only this many seconds times their number
+after another one was placed. Otherwise most of the time would go to those that cannot be placed."""
 
 
 def _epoch(observed: Observed, group: int) -> int:

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 SETTLE_SECONDS = 0.05
 """Changes within this time are handled together."""
 REST = 4.0
-"""Changes are collected for this many times as long as the last catalog took, so that requests get most of the processor time."""
+"""Changes are collected for this many times as long as the last catalog took: requests get most of the processor time."""
 MOST_REST_SECONDS = 2.0
 UNREAD = ("managedFields", "annotations", "labels", "finalizers", "ownerReferences")
 """Metadata of ModelDeployments that is not kept: any user who may create some can add hundreds of kilobytes to each."""

@@ -33,7 +33,7 @@ class Daemon:
     exit_seconds: int = 20
     """How long launchd waits after SIGTERM before it sends SIGKILL."""
     restart_seconds: int = 10
-    """launchd starts it at most once in so many seconds."""
+    """Minimum interval between two starts by launchd, in seconds."""
 
     @property
     def label(self) -> str:

@@ -18,7 +18,7 @@ COMMAND_SECONDS: Final = 10.0
 _BRIDGE = re.compile(r"bridge\d{1,2}")
 
 Run = Callable[[Sequence[str], float], Output | Failure]
-"""Runs a command for at most so many seconds."""
+"""Runs a command. The number is its time limit in seconds."""
 
 
 class Unreadable(Exception):

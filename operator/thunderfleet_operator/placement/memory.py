@@ -200,7 +200,7 @@ class Needs:
         return Bounds(min(needs), sum(needs), len(set(needs)) == 1, sum(needs), most=max(needs))
 
     def _unsized(self, size: int) -> str | None:
-        """Why the agents publish no size for so many ranks. A model sized by its files has the size of one rank only."""
+        """Why the agents publish no size for this number of ranks. A model sized by its files has the size of one rank only."""
         if size > MAX_WORLD_SIZE:
             return f"agents compute the memory that a rank needs for at most {MAX_WORLD_SIZE} Macs"
         return self.model.pipeline_refusal

@@ -142,7 +142,7 @@ def _predicted(parts: _Parts, candidate: Candidate) -> Speed | None:
 
 
 def _of_size(parts: _Parts, size: int, least: float) -> list[Choice] | Unpredicted:
-    """The candidates on so many Macs with a speed of at least ``least``."""
+    """The candidates on this number of Macs with a speed of at least ``least``."""
 
     def wanted(stage: Stage, split: PlacedSplit) -> bool:
         return parts.may_reach(least, size, stage, split)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from thunderfleet_router.decide.prefixes import BLOCK_BYTES
 
 SPILL_BYTES = 3072
-"""A group with one more request in flight than another is chosen if it has so many more bytes of the prompt cached."""
+"""Bytes of cached prompt that outweigh one more request in flight."""
 
 
 @dataclass(frozen=True, slots=True)

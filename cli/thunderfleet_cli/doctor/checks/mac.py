@@ -7,8 +7,8 @@ To add a check:
 2. Add its command to ``questions`` and its name to ``checks``.
 3. Let recorded Macs have the command: its script in ``recorded.commands`` of the local cluster, and its name in ``COMMANDS`` of
    ``fleet.actions``, so that it can be made to fail. ``doctor`` searches PATH and the folder of the firewall for commands.
-4. Add what the command prints on a healthy Mac to ``HEALTHY`` of ``tests/unit/cli/test_doctor_checks.py``, whose tests then also
-   give the check damaged output; and name the check in ``docs/install.md`` ("Check").
+4. Add what the command prints on a healthy Mac to ``HEALTHY`` of ``tests/unit/cli/test_doctor_checks.py``, whose tests then
+   give the check damaged output too; and name the check in ``docs/install.md`` ("Check").
 """
 
 from collections.abc import Callable, Mapping

@@ -17,7 +17,7 @@ FOLLOW_SECONDS = 0.2
 OPEN_TRIES = 20
 CHUNK_BYTES = 64 * 1024
 TURN_LINES = 500
-"""After so many lines the search for the last ones lets others run: a log of empty lines has a million of them."""
+"""Lines after which the search for the last ones lets other tasks run: a log can have a million empty lines."""
 
 
 @dataclass(frozen=True)

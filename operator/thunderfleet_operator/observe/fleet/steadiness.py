@@ -66,7 +66,7 @@ class Steadiness:
 
 
 def needed_seconds(count: int) -> float:
-    """How long a cable must work after so many interruptions to count as steady."""
+    """How long a cable must work after this number of interruptions to count as steady."""
     return float(min(STEADY_SECONDS * 2 ** min(count - 1, 20), STEADY_LIMIT_SECONDS)) if count > 0 else 0.0
 
 

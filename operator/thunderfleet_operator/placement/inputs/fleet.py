@@ -162,7 +162,7 @@ class Mac:
     pods: int = 0
     """Number of pods that it runs at most; 0 if not known."""
     full: bool = False
-    """Whether so many pods are bound to it."""
+    """Whether ``pods`` pods are bound to it, so that it can run no more."""
 
 
 @dataclass(frozen=True, slots=True)

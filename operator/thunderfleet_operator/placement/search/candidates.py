@@ -113,7 +113,7 @@ class CandidateSearch:
                     yield from sorted(found, key=lambda candidate: candidate.order)
 
     def models(self, stage: Stage, size: int) -> Iterator[ModelFacts]:
-        """The models that so many Macs of a graph hold."""
+        """The models that at least this number of Macs of a graph hold."""
         return (cohort.model for cohort, _ in self._hop_graphs(stage, size))
 
     def sizes(self) -> list[int]:
@@ -121,7 +121,7 @@ class CandidateSearch:
         return sorted({size for stage in stages(self.request) for size in self._sizes(stage)})
 
     def of_size(self, size: int, wanted: Callable[[Stage, PlacedSplit], bool], pipelines: int) -> Iterator[Candidate]:
-        """The best candidate of each stage and split that is ``wanted``, on so many Macs; of pipelines several."""
+        """The best candidate of each ``wanted`` stage and split on this number of Macs; several of pipelines."""
         for stage in stages(self.request):
             for preference, split in enumerate(allowed_splits(stage.transport, self.request)):
                 if size in self._sizes(stage) and wanted(stage, split):
@@ -167,7 +167,7 @@ class CandidateSearch:
         return min(most, MESH_RANKS) if transport is Transport.JACCL else most
 
     def _hop_graphs(self, stage: Stage, size: int = 1) -> list[tuple[Cohort, list[HopGraph]]]:
-        """The cohorts with graphs of at least so many Macs, and these graphs."""
+        """The cohorts with graphs of at least this number of Macs, and these graphs."""
         # The graphs of JACCL meshes and rings are the same.
         rdma = None if stage.transport is Transport.NONE else stage.transport in RDMA_TRANSPORTS
         key = (rdma, stage.lan, size)

@@ -157,7 +157,7 @@ class Loop(_server.ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no ty
             self.digest(found)
 
     def prefilled(self, tokens: int, seconds: float) -> None:
-        """A step with so many tokens of prompts has ended."""
+        """A step with this number of prompt tokens has ended."""
         if self._pace is not None:
             self._pace.add(tokens, seconds)
 

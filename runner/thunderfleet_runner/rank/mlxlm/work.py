@@ -41,7 +41,7 @@ class Work:
     ends: bool = True
     """False: the end token does not end the answer."""
     embed: int = 0
-    """Not 0: a vector of so many values for each segment, instead of an answer."""
+    """If not 0, a vector with this number of values is computed for each segment, instead of an answer."""
 
     @property
     def prompt(self) -> list[int]:

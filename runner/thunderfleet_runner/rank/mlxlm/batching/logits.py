@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 EVERY_STEPS = 16
-"""Each answer's first token, and one of the answers in every so many steps: a row has a hundred thousand values."""
+"""Logits are compared at each answer's first token, and of one answer in each of this many steps: a row has 100,000 values."""
 _WORDS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32}
 
 

@@ -54,7 +54,7 @@ class PromptCache(_cache.LRUPromptCache):  # type: ignore[misc]  # mlx-lm has no
         self._evict_for(cache_type, len(tokens))
 
     def _evict_for(self, cache_type: str, length: int) -> None:
-        """Drops old sequences until the newest, of this type and so many tokens, has room."""
+        """Drops old sequences until the newest one, of this type and number of tokens, has room."""
         queue = self._lru._lrus[cache_type]
         newest = queue.pop()
         while len(self) and (len(self) >= CACHED_SEQUENCES or self._held() + length > self._tokens):

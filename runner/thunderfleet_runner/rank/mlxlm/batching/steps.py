@@ -65,7 +65,7 @@ class Lockstep(Protocol):
         """Adds logits of a step, if it is their turn and all ranks must have the same."""
 
     def prefilled(self, tokens: int, seconds: float) -> None:
-        """A step with so many tokens of prompts has ended."""
+        """A step with this number of prompt tokens has ended."""
 
     def word(self, wanted: Callable[[], bool]) -> Any:
         """Sends rank 0's flag and this rank's digest; the answer is read one step later."""
