@@ -115,7 +115,7 @@ def _node_reasons(mac: Mac, request: Request) -> Iterator[str]:
     if mac.quarantine:
         yield f"is quarantined until it reboots: {mac.quarantine}"
     if mac.full:
-        yield f"runs {mac.pods} pods, as many as its kubelet allows: delete pods there, or raise its maxPods"
+        yield f"runs {mac.max_pods} pods, as many as its kubelet allows: delete pods there, or raise its maxPods"
     missing = [f"{key}={value}" for key, value in request.selector.items() if mac.labels.get(key) != value]
     if missing:
         yield f"does not have the label {' and '.join(sorted(missing))} required by spec.nodes.selector"

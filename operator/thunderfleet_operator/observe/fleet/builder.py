@@ -73,7 +73,7 @@ Links = Mapping[str, ThunderboltLink | None]
 def _occupied_mac(mac: Mac, taken: Taken) -> Mac:
     free = max(0, mac.allocatable_bytes - taken.memory.get(mac.name, 0))
     in_use = mac.name in taken.groups
-    full = 0 < mac.pods <= taken.pods.get(mac.name, 0)
+    full = 0 < mac.max_pods <= taken.pods.get(mac.name, 0)
     if (mac.free_bytes, mac.in_use, mac.full) == (free, in_use, full):
         return mac
     return replace(mac, free_bytes=free, in_use=in_use, full=full)
@@ -411,7 +411,7 @@ class FleetBuilder:
             address=node.address,
             allocatable_bytes=node.allocatable_bytes,
             free_bytes=node.allocatable_bytes,
-            pods=node.pods,
+            max_pods=node.max_pods,
             ready=node.ready and not node.deleting,
             schedulable=node.schedulable,
             labels=node.labels or {},

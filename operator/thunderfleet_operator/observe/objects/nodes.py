@@ -29,7 +29,7 @@ class Node:
     """Its InternalIP."""
     boot_id: str | None = None
     allocatable_bytes: int = 0
-    pods: int = 0
+    max_pods: int = 0
     """Number of pods that it runs at most; 0 if it does not say."""
     counts_gpu_memory: bool = False
     """Whether it has GPU memory as a resource that pods can request."""
@@ -142,7 +142,7 @@ def read_node(item: Json) -> Node:
         address=internal_ip(item),
         boot_id=boot_id(item),
         allocatable_bytes=allocatable_bytes(item),
-        pods=allocatable_pods(item),
+        max_pods=allocatable_pods(item),
         counts_gpu_memory=has_gpu_memory(item),
         labels=item["metadata"].get("labels") or {},
         taints=taints(item),

@@ -159,10 +159,10 @@ class Mac:
     """Free bytes of the store."""
     absent_bytes: int = 0
     """Bytes of the requested model that it would have to fetch."""
-    pods: int = 0
+    max_pods: int = 0
     """Number of pods that it runs at most; 0 if not known."""
     full: bool = False
-    """Whether ``pods`` pods are bound to it, so that it can run no more."""
+    """Whether ``max_pods`` pods are bound to it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ def test_pods_of_others_take_memory_and_ports_and_are_no_group() -> None:
 
 def test_a_mac_that_runs_as_many_pods_as_it_may_gets_no_rank() -> None:
     """Any user can bind small pods to the best Macs, and the scheduler binds no more then."""
-    fleet = FLEET.changed([replace(FLEET.macs["a"], pods=3)])
+    fleet = FLEET.changed([replace(FLEET.macs["a"], max_pods=3)])
     others = {f"other/{i}": pod(0, owner=None, memory_bytes=1) for i in range(3)}
     one, two, three = (Usage(dict(list(others.items())[:count])).taken() for count in (1, 2, 3))
     found = fleet

@@ -97,7 +97,7 @@ def unsized(path: str, problem: str) -> ModelFacts:
             "has an incomplete copy of the model at /m (copy it again): files are missing",
         ),
         (
-            replace(MAC, pods=110, full=True),
+            replace(MAC, max_pods=110, full=True),
             REQUEST,
             "runs 110 pods, as many as its kubelet allows: delete pods there, or raise its maxPods",
         ),
