@@ -11,7 +11,15 @@ from thunderfleet_lib.host.privatefiles import write_private
 from thunderfleet_lib.kube import ApiError, Kube
 
 from thunderfleet_controlplane.balancer.proxy import Pool
-from thunderfleet_controlplane.balancer.servers import CONFIG_MAP, FILE_BYTES, SLICE, ApiServer, from_text, to_text, told
+from thunderfleet_controlplane.balancer.servers import (
+    CONFIG_MAP,
+    FILE_BYTES,
+    SLICE,
+    ApiServer,
+    from_text,
+    recorded_servers,
+    to_text,
+)
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +74,7 @@ class Learner:
             return False
         try:
             async with Kube.with_files(self._server, self._identity / "ca.crt", certificate=client, key=client) as kube:
-                found = told(await _get(kube, CONFIG_MAP), await _get(kube, SLICE), self._port)
+                found = recorded_servers(await _get(kube, CONFIG_MAP), await _get(kube, SLICE), self._port)
         except (ApiError, OSError, ValueError, ConfigException) as error:
             log.debug("cannot read the addresses of the API servers: %s", error)
             return False

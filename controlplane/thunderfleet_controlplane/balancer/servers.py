@@ -74,7 +74,7 @@ def entry(address: str, names: Iterable[str]) -> str:
     return " ".join((address, *(name for name in names if name.endswith(".local") and _NAME.fullmatch(name))))
 
 
-def told(config_map: Json | None, endpoints: Json | None, port: int) -> tuple[ApiServer, ...]:
+def recorded_servers(config_map: Json | None, endpoints: Json | None, port: int) -> tuple[ApiServer, ...]:
     """The API servers recorded in the cluster: addresses first, then names."""
     written = [host for text in ((config_map or {}).get("data") or {}).values() for host in str(text).split()]
     listed = [host for one in (endpoints or {}).get("endpoints") or [] for host in one.get("addresses") or []]

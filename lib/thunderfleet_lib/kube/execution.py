@@ -46,13 +46,13 @@ async def run_in_pod(kube: Kube, namespace: str, pod: str, container: str, argv:
 def _code(status: bytes, pod: str) -> int:
     """The exit code in the Status at the end. Raises ApiError if the command did not run."""
     try:
-        told = json.loads(status)
-        if told.get("status") == "Success":
+        ended = json.loads(status)
+        if ended.get("status") == "Success":
             return 0
-        causes = (told.get("details") or {}).get("causes") or ()
+        causes = (ended.get("details") or {}).get("causes") or ()
         code = next((one["message"] for one in causes if one.get("reason") == "ExitCode"), None)
         if code is not None:
             return int(code)
-        raise ApiError(0, "NotRun", f"the command did not run in pod {pod}: {told.get('message') or 'no reason was given'}")
+        raise ApiError(0, "NotRun", f"the command did not run in pod {pod}: {ended.get('message') or 'no reason was given'}")
     except (ValueError, AttributeError, LookupError, TypeError, RecursionError):
         raise ApiError(0, "NotRun", f"the connection to pod {pod} ended before the command did") from None

@@ -98,8 +98,8 @@ def _create(network: Network, record: Record) -> Decision | None:
     names = tuple(dict.fromkeys((*record.services, *(port.service for port in missing))))
     commands: list[Argv] = [("networksetup", "-createnetworkservice", port.service, port.name) for port in missing]
     commands += [("networksetup", "-setnetworkserviceenabled", port.service, "on") for port in off]
-    told = ", ".join(port.service for port in (*missing, *off))
-    return Decision(replace(record, services=names), tuple(commands), f"creating the network service {told}")
+    services = ", ".join(port.service for port in (*missing, *off))
+    return Decision(replace(record, services=names), tuple(commands), f"creating the network service {services}")
 
 
 def set_address(service: str, address: IPv4Interface | None) -> Argv:
@@ -114,8 +114,8 @@ def _configure(network: Network, record: Record, wanted: Mapping[str, IPv4Interf
     if not different:
         return None
     commands = tuple(set_address(port.service, wanted[port.name]) for port in different)
-    told = ", ".join(f"{wanted[port.name] or 'an automatic address'} for {port.name}" for port in different)
-    return Decision(record, commands, f"setting {told}")
+    addresses = ", ".join(f"{wanted[port.name] or 'an automatic address'} for {port.name}" for port in different)
+    return Decision(record, commands, f"setting {addresses}")
 
 
 def _switch(network: Network, record: Record, goal: Goal, reach: Reach) -> Decision:

@@ -22,16 +22,16 @@ _IFCONFIG, _DEVICES, _DEVINFO = (" ".join(command) for command in (IFCONFIG_COMM
 def inventory_complete(facts: Facts) -> ConditionValue:
     """Whether every command succeeded, completely and without contradicting another."""
     failed = [(source, facts.failures[source]) for source in Source if source in facts.failures]
-    told = [f"{message(source, failure)}: {fix(source, failure)}" for source, failure in failed]
+    texts = [f"{message(source, failure)}: {fix(source, failure)}" for source, failure in failed]
     problems = []
     if facts.thunderbolt:
         problems += [f"`{THUNDERBOLT}`: {problem}" for problem in facts.thunderbolt.problems]
     problems += _missing_interfaces(facts)
     problems += _rdma_contradictions(facts)
     if problems:
-        told.append(f"{'; '.join(problems)}: run these commands on this Mac and check their output")
-    if told:
-        return ConditionValue(False, Reason.COMMAND_FAILED, "; ".join(told))
+        texts.append(f"{'; '.join(problems)}: run these commands on this Mac and check their output")
+    if texts:
+        return ConditionValue(False, Reason.COMMAND_FAILED, "; ".join(texts))
     return ConditionValue(True, Reason.COMPLETE, "every command succeeded")
 
 

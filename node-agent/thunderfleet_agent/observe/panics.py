@@ -36,10 +36,10 @@ def newest(folder: Path = FOLDER) -> Panic | None:
                 break
             if not _NAMES.fullmatch(path.name):
                 continue
-            told = path.lstat()
+            about = path.lstat()
             # Other users can write to this folder, so links are not followed and pipes are not opened.
-            if stat.S_ISREG(told.st_mode):
-                found.append((told.st_mtime, path))
+            if stat.S_ISREG(about.st_mode):
+                found.append((about.st_mtime, path))
     except OSError:
         return None
     for at, path in sorted(found, reverse=True):

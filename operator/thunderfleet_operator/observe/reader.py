@@ -41,19 +41,19 @@ ANSWER_SECONDS = 10.0
 """How long a group may take to answer before its key counts as lost."""
 
 
-def _report(view: GroupView, told: Report) -> Report:
+def _report(view: GroupView, report: Report) -> Report:
     """What rank 0 reports. The operator cannot poll a group whose key it has lost, so it uses the readiness of the pods."""
     epoch = view.epoch
-    if epoch is None or epoch.proven or told.state is not None:
-        return told
+    if epoch is None or epoch.proven or report.state is not None:
+        return report
     ready = {pod.rank for pod in view.pods if pod.ready and not pod.terminating}
     if ready != {rank.rank for rank in epoch.plan.ranks}:
-        return told
+        return report
     ranks = tuple(RankReport(rank=rank.rank, node=rank.node, phase=RankPhase.SERVING) for rank in epoch.plan.ranks)
     plan = epoch.plan
     state = GroupState(uid=plan.uid, index=plan.index, epoch=plan.epoch, phase=GroupPhase.READY, ranks=ranks)
     # A group from a version without signatures can be polled, but may not have answered yet.
-    waiting = epoch.finding.proof is Proof.NONE and told.silent_seconds < ANSWER_SECONDS
+    waiting = epoch.finding.proof is Proof.NONE and report.silent_seconds < ANSWER_SECONDS
     return Report(state, by_pods=not waiting)
 
 

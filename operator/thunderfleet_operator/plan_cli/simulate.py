@@ -171,7 +171,7 @@ def _reason(group: Group) -> str:
     return f"{KEPT}; {rest}" if rest else ""
 
 
-def _as_told(group: Group, view: GroupView, speed: Speed | None) -> Placement:
+def _as_reported(group: Group, view: GroupView, speed: Speed | None) -> Placement:
     """The current placement of a group, from its status, if the planner would not choose it now."""
     ranks = tuple(
         RankPlacement(
@@ -287,7 +287,7 @@ class _Simulation:
         if found is not None:
             return found
         speed = predicted_speed(view.plan, fleet, self._deployment.spec, self._corrections) if view.plan else None
-        return _as_told(status, view, speed)
+        return _as_reported(status, view, speed)
 
     def _ports(self, found: Placement, asked: Asked) -> tuple[RankPorts, ...]:
         if found.kept and all(node in asked.kept for node in found.nodes):

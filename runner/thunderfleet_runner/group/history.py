@@ -42,8 +42,8 @@ def load(path: Path, plan: Plan) -> History:
 def save(path: Path, plan: Plan, history: History) -> None:
     """Replaces the file atomically."""
     recorded = [one.model_dump(mode="json", by_alias=True) for one in history.recorded]
-    told = {**asdict(history), "recorded": recorded}
-    text = json.dumps({"uid": plan.uid, "index": plan.index, "epoch": plan.epoch, **told})
+    fields = {**asdict(history), "recorded": recorded}
+    text = json.dumps({"uid": plan.uid, "index": plan.index, "epoch": plan.epoch, **fields})
     try:
         new = path.with_suffix(".new")
         new.write_text(text, encoding="utf-8")

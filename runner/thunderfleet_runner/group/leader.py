@@ -378,10 +378,10 @@ class Leader:
             self.feed(events.Wrong(self.machine.attempt, fault))
 
     def _save(self) -> None:
-        told = self._service().answers
+        passed = self._service().answers
         answer = self._evidence.recorded
         recorded = (answer,) if answer is not None else self._past.recorded
-        now = history.History(self.machine.was_ready, self.machine.recoveries, told.digest, told.ever, recorded)
+        now = history.History(self.machine.was_ready, self.machine.recoveries, passed.digest, passed.ever, recorded)
         history.save(self._history_file, self.plan, now)
 
     async def _asked(self, attempt: int, work: Coroutine[Any, Any, None]) -> bool:

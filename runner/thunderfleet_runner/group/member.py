@@ -251,8 +251,8 @@ class Member:
         """Signature and hash of the copy of the model, from this pod or from an earlier placement."""
         if (found := self._weights.of(Path(self.plan.model_path))) is not None:
             return found
-        told = next((one for one in self.plan.known_weights if one.node == self.entry.node), None)
-        return (told.signature, told.digest) if told and told.signature == self._signature() else None
+        known = next((one for one in self.plan.known_weights if one.node == self.entry.node), None)
+        return (known.signature, known.digest) if known and known.signature == self._signature() else None
 
     def _signature(self) -> str:
         """Signature of the weight files; empty if they cannot be read."""

@@ -36,8 +36,8 @@ def signature(folder: Path) -> str:
     """A signature that stays equal until the weight files are written. Raises OSError."""
     found = []
     for path in sorted(folder.glob(PATTERN)):
-        told = path.stat()
-        found.append([path.name, told.st_size, told.st_mtime_ns, told.st_ino])
+        about = path.stat()
+        found.append([path.name, about.st_size, about.st_mtime_ns, about.st_ino])
     return hashlib.sha256(json.dumps(found).encode()).hexdigest()
 
 
@@ -83,8 +83,8 @@ class Known:
     def of(self, folder: Path) -> tuple[str, str] | None:
         """Signature and digest of the copy in ``folder``, if they are known."""
         try:
-            told = json.loads(self._file.read_text(encoding="utf-8"))
-            found = str(told["signature"]), str(told["digest"])
+            saved = json.loads(self._file.read_text(encoding="utf-8"))
+            found = str(saved["signature"]), str(saved["digest"])
             return found if found[0] == signature(folder) else None
         except (OSError, ValueError, KeyError, TypeError):
             return None

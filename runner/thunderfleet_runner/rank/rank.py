@@ -222,8 +222,8 @@ class Rank:
         trimmable = mlxlm.always_trimmable(loaded.model)
         alike, kind = 1, machine_kind()
         if group is not None:
-            told: Any = mx.distributed.all_sum(mx.array([int(trimmable), kind], mx.int64), group=group, stream=mx.cpu).tolist()
-            trimmable, alike = told[0] == group.size(), told[1] == kind * group.size()
+            sums: Any = mx.distributed.all_sum(mx.array([int(trimmable), kind], mx.int64), group=group, stream=mx.cpu).tolist()
+            trimmable, alike = sums[0] == group.size(), sums[1] == kind * group.size()
         if not trimmable:
             mlxlm.forbid_trimming()
         peak = mx.get_peak_memory()
@@ -256,13 +256,13 @@ class Rank:
         from thunderfleet_runner.rank.checks import kernels, layers
 
         found = kernels.check(model, self._clock.step, first=random.randrange(1 << 16))
-        told = protocol.Products(checked=found.checked, kinds=found.shapes, seconds=found.seconds)
+        checked = protocol.Products(checked=found.checked, kinds=found.shapes, seconds=found.seconds)
         if group is not None and start.split is Split.TENSOR:
             # The ranks have checked their kernels in different times.
             loading.barrier(group)
             room = start.memory_bytes - mx.get_active_memory()
             compared = layers.check(model, Path(start.model_path), group, room=room, step=self._clock.step)
-            told = told.model_copy(
+            checked = checked.model_copy(
                 update={
                     "layers": compared.layers,
                     "layers_left": compared.left[: protocol.REASON_CHARACTERS],
@@ -271,7 +271,7 @@ class Rank:
             )
         # The peak that counts is that of the model at work.
         mx.reset_peak_memory()
-        return told
+        return checked
 
 
 Gathers = Callable[[int, int], Callable[[bytes, int], bytes]]

@@ -24,8 +24,8 @@ from thunderfleet_controlplane.balancer.servers import (
     entry,
     from_text,
     order,
+    recorded_servers,
     to_text,
-    told,
 )
 from thunderfleet_controlplane.pki import make_pki
 
@@ -59,11 +59,11 @@ def test_what_is_no_api_server(host: object, port: object) -> None:
 def test_what_the_cluster_says() -> None:
     data = {"studio-1": entry("192.168.64.11", ("studio-1", "studio-1.local")), "studio-2": entry("192.168.64.12", ())}
     endpoints = {"endpoints": [{"addresses": ["192.168.64.12"]}, {"addresses": ["192.168.64.13"]}]}
-    assert told({"data": data}, endpoints, 6443) == (ONE, TWO, THREE, ApiServer("studio-1.local", 6443))
-    assert told(None, None, 6443) == ()
+    assert recorded_servers({"data": data}, endpoints, 6443) == (ONE, TWO, THREE, ApiServer("studio-1.local", 6443))
+    assert recorded_servers(None, None, 6443) == ()
     many = {"data": {"a": " ".join(f"10.0.0.{number}" for number in range(100))}}
-    assert len(told(many, None, 6443)) == LIMIT
-    assert told({"data": {"a": "../etc 10.0.0.1"}}, None, 6443) == (ApiServer("10.0.0.1", 6443),)
+    assert len(recorded_servers(many, None, 6443)) == LIMIT
+    assert recorded_servers({"data": {"a": "../etc 10.0.0.1"}}, None, 6443) == (ApiServer("10.0.0.1", 6443),)
 
 
 def test_the_own_is_first_and_what_fails_is_last() -> None:

@@ -104,25 +104,25 @@ def _gave_up(plan: Plan, report: Report, now: datetime) -> Failure | None:
     return reported(plan, state.failure)
 
 
-def reported(plan: Plan, told: group.Failure) -> Failure:
+def reported(plan: Plan, cause: group.Failure) -> Failure:
     """Converts a failure that rank 0 reports to the form of the status."""
-    link = _corrupting(plan, told)
+    link = _corrupting(plan, cause)
     return Failure(
-        class_=told.fault,
-        reason=told.reason or Reason.GAVE_UP,
-        message=f"cable {link}: {told.message}" if link is not None else told.message,
-        rank=told.rank,
-        node=told.node if told.node in {rank.node for rank in plan.ranks} else None,
+        class_=cause.fault,
+        reason=cause.reason or Reason.GAVE_UP,
+        message=f"cable {link}: {cause.message}" if link is not None else cause.message,
+        rank=cause.rank,
+        node=cause.node if cause.node in {rank.node for rank in plan.ranks} else None,
         link=link,
-        time=told.at,
+        time=cause.at,
     )
 
 
-def _corrupting(plan: Plan, told: group.Failure) -> str | None:
+def _corrupting(plan: Plan, cause: group.Failure) -> str | None:
     """Returns the cable that corrupted data; None if the failure is another one, or if the cable is not known."""
-    if told.reason != Reason.LINK_CORRUPTS or told.rank is None or told.peer is None:
+    if cause.reason != Reason.LINK_CORRUPTS or cause.rank is None or cause.peer is None:
         return None
-    return cable_between(plan, told.rank, told.peer)
+    return cable_between(plan, cause.rank, cause.peer)
 
 
 def _pods(plan: Plan, view: GroupView, report: Report, nodes: Mapping[str, Node], now: datetime) -> Trouble:

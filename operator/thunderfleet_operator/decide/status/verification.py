@@ -31,34 +31,34 @@ def of_group(view: GroupView, state: GroupState | None) -> VerifiedStatus | None
     A failed check counts until another check has ended, also across placements.
     """
     before = view.status.verified if view.status is not None else None
-    told = state.verified if state is not None else None
+    checked = state.verified if state is not None else None
     failed = before is not None and before.status is ConditionStatus.FALSE
-    if told is None:
+    if checked is None:
         # A runner of an earlier version reports a state without it.
         same = state is None and view.status is not None and view.status.epoch == view.last_epoch
         return before if failed or same else None
-    if failed and told.reason == Reason.NOT_VERIFIED:
+    if failed and checked.reason == Reason.NOT_VERIFIED:
         return before
-    return VerifiedStatus(status=told.status, reason=told.reason, message=told.message)
+    return VerifiedStatus(status=checked.status, reason=checked.reason, message=checked.message)
 
 
 def proven_lengths(view: GroupView, state: GroupState | None) -> ProvenLengths | None:
     """The lengths of passages that the group has continued with the current model, also in earlier placements."""
     before = view.status.proven_lengths if view.status is not None else None
-    told = state.verified if state is not None else None
-    if told is None or not told.digest:
+    checked = state.verified if state is not None else None
+    if checked is None or not checked.digest:
         return before
-    known = before.lengths if before is not None and before.digest == told.digest else ()
-    lengths = sorted({*known, *told.lengths})[:MAX_PROVEN_LENGTHS]
-    return ProvenLengths(digest=told.digest[:128], lengths=tuple(lengths)) if lengths else None
+    known = before.lengths if before is not None and before.digest == checked.digest else ()
+    lengths = sorted({*known, *checked.lengths})[:MAX_PROVEN_LENGTHS]
+    return ProvenLengths(digest=checked.digest[:128], lengths=tuple(lengths)) if lengths else None
 
 
 def weights(view: GroupView, state: GroupState | None) -> tuple[WeightsCopy, ...]:
     """Copies of the model that groups have hashed, the newest ones last."""
     before = view.status.weights if view.status is not None else ()
-    told = state.verified.weights if state is not None and state.verified is not None else ()
+    hashed = state.verified.weights if state is not None and state.verified is not None else ()
     found = {copy.node: copy for copy in before}
-    for one in told:
+    for one in hashed:
         found.pop(one.node, None)
         found[one.node] = WeightsCopy(node=one.node, signature=one.signature[:128], digest=one.digest[:128])
     return tuple(found.values())[-MAX_WEIGHTS_COPIES:]
@@ -67,11 +67,11 @@ def weights(view: GroupView, state: GroupState | None) -> tuple[WeightsCopy, ...
 def recorded_answers(view: GroupView, state: GroupState | None) -> tuple[RecordedAnswer, ...]:
     """Recorded answers to the test prompt, one for each combination that an answer depends on. The first answer is kept."""
     before = view.status.recorded_answers if view.status is not None else ()
-    told = state.verified.recorded if state is not None and state.verified is not None else None
-    if told is None or len(told.tokens) > MAX_RECORDED_TOKENS or any(one.key == told.key for one in before):
+    answer = state.verified.recorded if state is not None and state.verified is not None else None
+    if answer is None or len(answer.tokens) > MAX_RECORDED_TOKENS or any(one.key == answer.key for one in before):
         return before
     try:
-        new = RecordedAnswer(key=told.key, tokens=told.tokens, costs=told.costs, margins=told.margins)
+        new = RecordedAnswer(key=answer.key, tokens=answer.tokens, costs=answer.costs, margins=answer.margins)
     except ValueError:
         return before
     return (*before, new)[-MAX_RECORDED_ANSWERS:]

@@ -121,9 +121,9 @@ def _without_uris(models: tuple[ModelFacts, ...]) -> tuple[ModelFacts, ...]:
 # --- Macs ------------------------------------------------------------------------------------------------------------
 
 
-def _text(told: str | None) -> str | None:
+def _text(text: str | None) -> str | None:
     """Cleans text of an agent that becomes part of messages."""
-    return one_line(told) if told else told
+    return one_line(text) if text else text
 
 
 def model_facts(model: Model) -> ModelFacts:

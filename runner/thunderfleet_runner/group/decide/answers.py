@@ -14,11 +14,11 @@ MOST = 1_000_000
 
 def key(plan: Plan, digest: str, weights: str, kinds: Mapping[int, int], versions: Sequence[str]) -> str:
     """A digest of everything that an answer depends on. ``kinds``: of the Macs, by rank; ``versions``: of libraries."""
-    told = [
+    inputs = [
         digest, weights, plan.split, plan.backend, [entry.layers for entry in plan.ranks],
         [kinds[rank] for rank in sorted(kinds)], list(versions), sorted(plan.runtime.environment.items()),
     ]  # fmt: skip
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
 
 
 def record(key: str, tokens: Sequence[int], costs: Sequence[float], margins: Sequence[float]) -> RecordedAnswer:

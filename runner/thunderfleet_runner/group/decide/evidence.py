@@ -101,9 +101,9 @@ class Evidence:
         complete = len(self._weights) == len(self._kinds) == size and len(known) == 1 and "" not in known
         if self._plan.verify is not Verify.FULL or self._answer is None or not complete:
             return None
-        told = self._answer
+        answer = self._answer
         key = answers.key(self._plan, self.digest, known.pop(), self._kinds, self._versions)
-        now = answers.record(key, told.tokens, told.costs, told.margins)
+        now = answers.record(key, answer.tokens, answer.costs, answer.margins)
         self.recorded = self._before.setdefault(key, now)
         what = answers.differs(self.recorded, now)
         return faults.output_wrong(what) if what is not None else None

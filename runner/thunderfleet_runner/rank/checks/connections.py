@@ -43,7 +43,7 @@ _MULTIPLIER = mx.array(2654435761, mx.uint32)
 _EXACT = 256
 """bfloat16 holds all integers up to this."""
 _BYTES = 2
-_TOLD = struct.Struct("<BBQ")
+_REPORT = struct.Struct("<BBQ")
 """What a rank reports to the others: its ``_Seen``, whether it would continue the search, and the size of the wrong message."""
 
 Tell = Callable[[bytes], Sequence[bytes]]
@@ -179,20 +179,20 @@ class _Prover:
         began = time.monotonic()
         for number in itertools.count():
             more = number < SEARCH_ROUNDS and time.monotonic() - began < SEARCH_SECONDS
-            told = [_TOLD.unpack(one) for one in tell(self._told(more=more))]
+            reports = [_REPORT.unpack(one) for one in tell(self._report(more=more))]
             self._step()
-            seen = [_Seen(one[0]) for one in told]
-            if _Seen.NAMED in seen or _Seen.WRONG not in seen or not told[0][1]:
+            seen = [_Seen(one[0]) for one in reports]
+            if _Seen.NAMED in seen or _Seen.WRONG not in seen or not reports[0][1]:
                 break
-            for size in _searched([one[2] for one in told], self._size):
+            for size in _searched([one[2] for one in reports], self._size):
                 self._search(size)
         if self.wrong is not None and self.wrong.peer is None:
             self.wrong = self._unnamed(self.wrong, seen, number)
 
-    def _told(self, *, more: bool) -> bytes:
+    def _report(self, *, more: bool) -> bytes:
         if self.wrong is None:
-            return _TOLD.pack(_Seen.RIGHT, more, 0)
-        return _TOLD.pack(_Seen.WRONG if self.wrong.peer is None else _Seen.NAMED, more, self.wrong.size)
+            return _REPORT.pack(_Seen.RIGHT, more, 0)
+        return _REPORT.pack(_Seen.WRONG if self.wrong.peer is None else _Seen.NAMED, more, self.wrong.size)
 
     def _search(self, size: int) -> None:
         """One exchange over every link in both directions, as messages and as the sums that ranks of a ring pass on.

@@ -80,7 +80,7 @@ def model(tmp_path: Path) -> Path:
 
 def told(mine: bytes, seen: proof._Seen = proof._Seen.RIGHT) -> list[bytes]:
     """What three ranks tell, of which the others have seen this and do not search on."""
-    theirs = proof._TOLD.pack(seen, False, 0)
+    theirs = proof._REPORT.pack(seen, False, 0)
     return [theirs, mine, theirs]
 
 
