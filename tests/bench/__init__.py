@@ -8,7 +8,7 @@ figures     figures with their bounds, as a table and as JSON; pure
 line        a cluster with the chart and the models installed
 models      the models that benchmarks serve
 client      streams completions and times their tokens
-byhand      the baseline: the same two ranks without Thunderfleet
+baseline    the same two ranks without Thunderfleet
 installing  init and join on Macs, their boot, and an upgrade
 processes   memory and processor time of processes
 __main__    the command line

@@ -15,8 +15,8 @@ from typing import Any
 
 from thunderfleet_localcluster.errors import LocalClusterError
 
+from tests.bench.baseline import BaselineFailed
 from tests.bench.benchmarks import ALL, ALONE, Alone, Benchmark, Say
-from tests.bench.byhand import ByHandFailed
 from tests.bench.figures import Figure, Missing, Report, table
 from tests.bench.line import BenchFailed, Line
 
@@ -105,7 +105,7 @@ def _run(benchmark: Alone | Benchmark, run: Callable[[], list[Figure]], say: Say
     say(f"{benchmark.name}: {benchmark.about}")
     try:
         report.figures += run()
-    except (BenchFailed, ByHandFailed, LocalClusterError) as error:
+    except (BenchFailed, BaselineFailed, LocalClusterError) as error:
         say(f"{benchmark.name} failed: {error}")
         report.missing.append(Missing(benchmark.name, str(error)))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.bench import installing, models, processes
-from tests.bench.byhand import ByHand
+from tests.bench.baseline import Baseline
 from tests.bench.figures import Bound, Figure
 from tests.bench.fleets import commands, memory, page, scale, scrape, sizes
 from tests.bench.fleets.written import NotWritten
@@ -82,7 +82,7 @@ def first_token(line: Line, repeats: int, say: Say) -> list[Figure]:
     ours, hand, ready_after = [], [], []
     model = line.cluster.models / models.TINY
     for number in range(repeats):
-        with ByHand(model, "Tensor") as started:
+        with Baseline(model, "Tensor") as started:
             answer = started.ask(chat(1), WAIT_SECONDS)
             hand.append(answer["wall"] - started.began)
         with line.deployed("first", models.TINY, "Tensor") as (began, ready, _):
@@ -105,7 +105,7 @@ def _decode(line: Line, split: Split, repeats: int, say: Say) -> Figure:
             raise BenchFailed(f"{name}: only {answer['chunks']} tokens arrived, too few to compute a rate")
         return (answer["chunks"] - 1) / (answer["last"] - answer["first"])
 
-    with line.deployed(name, models.SMALL, split) as (_, ready, _), ByHand(model, split) as started:
+    with line.deployed(name, models.SMALL, split) as (_, ready, _), Baseline(model, split) as started:
         node = line.deployment(name)["status"]["groups"][0]["ranks"][0]["node"]
         started.ask(chat(DECODE_TOKENS), WAIT_SECONDS)
         started.pause()

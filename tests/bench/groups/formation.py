@@ -24,7 +24,7 @@ from thunderfleet_operator.act import keys
 from thunderfleet_runner.group.decide.attempts import Phase
 from thunderfleet_runner.supervisor import Supervisor, SupervisorSettings
 
-from tests.bench.byhand import free_port
+from tests.bench.baseline import free_port
 from tests.bench.figures import Bound, Figure, table
 from tests.bench.line import BenchFailed
 

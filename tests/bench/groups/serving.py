@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from tests.bench import models
-from tests.bench.byhand import ByHand
+from tests.bench.baseline import Baseline
 from tests.bench.figures import Bound, Figure
 from tests.bench.line import WAIT_SECONDS, BenchFailed, Json, Line, chat
 
@@ -37,7 +37,7 @@ def serving(line: Line, repeats: int, say: Say) -> list[Figure]:
     """Tokens per second and time to first token. The two sides alternate; the other one is frozen or asleep."""
     figures = []
     model = line.cluster.models / models.SMALL
-    with line.deployed("serving", models.SMALL, "Pipeline", MEMORY) as (_, ready, _), ByHand(model, "Pipeline") as started:
+    with line.deployed("serving", models.SMALL, "Pipeline", MEMORY) as (_, ready, _), Baseline(model, "Pipeline") as started:
         node = line.deployment("serving")["status"]["groups"][0]["ranks"][0]["node"]
         started.ask(chat(max(TOKENS.values())), WAIT_SECONDS)
         started.pause()

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from tests.bench import models
-from tests.bench.byhand import ByHand
+from tests.bench.baseline import Baseline
 from tests.bench.figures import Bound, Figure
 from tests.bench.groups.serving import MEMORY, TOKENS, first, rate
 from tests.bench.line import NAMESPACE, ROOT, WAIT_SECONDS, Json, Line, chat
@@ -75,7 +75,7 @@ def _compared(line: Line, repeats: int, say: Say) -> list[Figure]:
     """A router against the group's gateway and mlx_lm.server, in turns, on the same machine."""
     figures = []
     model = line.cluster.models / models.SMALL
-    with line.deployed("routed", models.SMALL, "Pipeline", MEMORY | QUICK), ByHand(model, "Pipeline") as started:
+    with line.deployed("routed", models.SMALL, "Pipeline", MEMORY | QUICK), Baseline(model, "Pipeline") as started:
         started.ask(chat(max(TOKENS.values())), WAIT_SECONDS)
         started.pause()
         line.benchmarked("routed")

@@ -45,6 +45,19 @@ def _run(*command: str) -> str:
     return done.stdout
 
 
+def output_of(process: "subprocess.Popen[str]") -> str:
+    """What a process has printed at its end. Raises NotMeasured if it fails or takes too long."""
+    try:
+        said, complained = process.communicate(timeout=LIMIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise NotMeasured(f"{process.args!r} did not end within {LIMIT_SECONDS:g} s") from None
+    if process.returncode:
+        raise NotMeasured((complained or said).strip()[-400:])
+    return said
+
+
 class BenchMac:
     """A process in a namespace."""
 

@@ -25,7 +25,7 @@ from thunderfleet_kubelet.images.store import Store
 from thunderfleet_kubelet.node.machine import here
 
 from tests.bench.figures import Bound, Figure
-from tests.bench.transfers.copies import LIMIT_SECONDS, MEGABYTE, NotMeasured, Say, bench_of_copies
+from tests.bench.transfers.copies import LIMIT_SECONDS, MEGABYTE, NotMeasured, Say, bench_of_copies, output_of
 from tests.support.images.registry import Entry, Layer, Registry, save
 from tests.support.models.copies import content
 
@@ -94,14 +94,14 @@ def _measure(space: str, disk: Path, host: str, urls: list[str], repeats: int, s
     for number in range(repeats):
         words = [word for index, url in enumerate(urls) for word in ("-o", str(disk / f"curl-{index}"), url)]
         began = time.monotonic()
-        _ended(_in(space, "curl", "--silent", "--fail", *words))
+        output_of(_in(space, "curl", "--silent", "--fail", *words))
         other.append(time.monotonic() - began)
         size = sum(file.stat().st_size for file in disk.glob("curl-*")) / MEGABYTE
         for file in disk.glob("curl-*"):
             file.unlink()
         root = disk / "store"
         ask = (sys.executable, "-m", "tests.bench.transfers.images", "pull", str(root), host)
-        first, second = (json.loads(_ended(_in(space, *ask))) for _ in range(2))
+        first, second = (json.loads(output_of(_in(space, *ask))) for _ in range(2))
         shutil.rmtree(root)
         ours.append(first["seconds"] - first["unpacking"])
         unpacked.append(first["unpacking"])
@@ -117,18 +117,6 @@ def _measure(space: str, disk: Path, host: str, urls: list[str], repeats: int, s
 
 def _in(space: str, *command: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(["ip", "netns", "exec", space, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def _ended(process: "subprocess.Popen[str]") -> str:
-    try:
-        said, complained = process.communicate(timeout=LIMIT_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        raise NotMeasured(f"{process.args!r} did not end within {LIMIT_SECONDS:g} s") from None
-    if process.returncode:
-        raise NotMeasured((complained or said).strip()[-400:])
-    return said
 
 
 def _until(file: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from thunderfleet_lib.modelstore.store import Store
 
 from tests.bench.figures import Bound, Figure
-from tests.bench.transfers.copies import LIMIT_SECONDS, MEGABYTE, CopyBench, NotMeasured, Say, bench_of_copies, fetch
+from tests.bench.transfers.copies import MEGABYTE, CopyBench, NotMeasured, Say, bench_of_copies, fetch, output_of
 from tests.support.models.copies import REPOSITORY, content
 
 HUB_PORT = 18080
@@ -45,19 +45,6 @@ def _in(bench: CopyBench, number: int, *command: str, **environment: str) -> "su
     )
 
 
-def _ended(process: "subprocess.Popen[str]") -> str:
-    """What it printed. Raises NotMeasured if it failed."""
-    try:
-        said, complained = process.communicate(timeout=LIMIT_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        raise NotMeasured(f"{process.args!r} did not end within {LIMIT_SECONDS:g} s") from None
-    if process.returncode:
-        raise NotMeasured((complained or said).strip()[-400:])
-    return said
-
-
 def hub(repeats: int, say: Say, rate: str = "500mbit", size: int = 300 * MEGABYTE) -> list[Figure]:
     """A download with all its checks, from the start of its process until the store has the model, against `hf download`."""
     with bench_of_copies() as bench:
@@ -81,13 +68,13 @@ def hub(repeats: int, say: Say, rate: str = "500mbit", size: int = 300 * MEGABYT
             for number in range(repeats):
                 cache = bench.folder / "cache"
                 began = time.monotonic()
-                _ended(_in(bench, 2, program, "download", REPOSITORY, "--cache-dir", str(cache), **url))
+                output_of(_in(bench, 2, program, "download", REPOSITORY, "--cache-dir", str(cache), **url))
                 other.append(size / MEGABYTE / (time.monotonic() - began))
                 shutil.rmtree(cache)
                 root = bench.folder / "store"
                 began = time.monotonic()
                 download = (sys.executable, "-m", "tests.bench.transfers.weightmac", "download", str(root), REPOSITORY)
-                _ended(_in(bench, 2, *download, **url))
+                output_of(_in(bench, 2, *download, **url))
                 ours.append(size / MEGABYTE / (time.monotonic() - began))
                 shutil.rmtree(root)
                 say(f"hub {number}: {ours[-1]:.1f} MB/s, hf download {other[-1]:.1f} MB/s")
@@ -111,7 +98,7 @@ def beside(repeats: int, say: Say, rate: str = "2500mbit", size: int = 400 * MEG
         def tokens() -> float:
             first = _in(bench, 1, *ranks, "answer", here)
             try:
-                said = _ended(_in(bench, 2, *ranks, "step", here, str(STEP_MILLISECONDS), str(RANKS_SECONDS)))
+                said = output_of(_in(bench, 2, *ranks, "step", here, str(STEP_MILLISECONDS), str(RANKS_SECONDS)))
             finally:
                 first.kill()
                 first.communicate()
@@ -149,7 +136,9 @@ def neighbour(repeats: int, say: Say, size: int = 600 * MEGABYTE) -> list[Figure
                 streamed.append(fetch(in_memory, path, way)["seconds"])
                 copied = fetch(on_disk, path, way, forget=False)["seconds"]
                 model = Store(Path(disk)).layout.snapshot(REPOSITORY, whole.commit) / "model.safetensors"
-                load = float(_ended(_in(bench, 2, sys.executable, "-m", "tests.bench.transfers.weightmac", "load", str(model))))
+                load = float(
+                    output_of(_in(bench, 2, sys.executable, "-m", "tests.bench.transfers.weightmac", "load", str(model)))
+                )
                 loaded.append(copied + load)
                 shutil.rmtree(Path(disk) / f"models--{REPOSITORY.replace('/', '--')}")
                 say(f"{rate or 'unshaped'} {number}: copy {copied:.2f} s and load {load:.2f} s, stream {streamed[-1]:.2f} s")

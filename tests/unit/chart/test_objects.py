@@ -248,10 +248,10 @@ def test_crds_are_kept(render: Render) -> None:
         assert crd["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
 
 
-def test_the_line_of_helm_test_is_python_with_only_our_imports(render: Render, chart: Path) -> None:
+def test_the_check_of_helm_test_is_python_with_only_our_imports(render: Render, chart: Path) -> None:
     pod = find(render(), "Pod", "thunderfleet-test")
     (container,) = pod["spec"]["containers"]
-    assert container["args"] == [(chart / "files" / "line.py").read_text()]
+    assert container["args"] == [(chart / "files" / "check.py").read_text()]
     assert "$(" not in container["args"][0], "the kubelet would expand it"
     tree = ast.parse(container["args"][0])
     assert {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)} == {"thunderfleet_lib.kube"}

@@ -20,7 +20,7 @@ from tests.bench import client
 END_SECONDS = 10
 
 
-class ByHandFailed(RuntimeError):
+class BaselineFailed(RuntimeError):
     """mlx.launch or a process that it started failed; the message has the end of its output."""
 
 
@@ -34,10 +34,10 @@ def free_port(count: int = 1) -> int:
         except OSError:
             continue
         return first
-    raise ByHandFailed("no free ports between 31000 and 32700")
+    raise BaselineFailed("no free ports between 31000 and 32700")
 
 
-class ByHand:
+class Baseline:
     """Two ranks of mlx_lm.server over a ring on this machine's loopback, started at once; ended with the ``with`` block."""
 
     def __init__(self, model: Path, split: Literal["Tensor", "Pipeline"]) -> None:
@@ -60,7 +60,7 @@ class ByHand:
             env={**os.environ, **WITHOUT_COMPILER, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"},
         )
 
-    def __enter__(self) -> "ByHand":
+    def __enter__(self) -> "Baseline":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
@@ -85,15 +85,15 @@ class ByHand:
         self._signal(signal.SIGCONT)
 
     def ask(self, body: dict[str, Any], seconds: float, at_once: tuple[int, int] | None = None) -> dict[str, Any]:
-        """The client's answer; ``at_once``: number of clients and seed of their prompts. Raises ByHandFailed."""
+        """The client's answer; ``at_once``: number of clients and seed of their prompts. Raises BaselineFailed."""
         command = [sys.executable, client.__file__, self.url, str(seconds), json.dumps({**body, "model": self.model})]
         command += map(str, at_once or ())
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + client.ANSWER_SECONDS, check=False)
         except subprocess.TimeoutExpired as error:
-            raise ByHandFailed(f"mlx_lm.server did not answer within {error.timeout:g} s\n{self._tail()}") from error
+            raise BaselineFailed(f"mlx_lm.server did not answer within {error.timeout:g} s\n{self._tail()}") from error
         if done.returncode:
-            raise ByHandFailed(f"{done.stderr.strip()}\n{self._tail()}")
+            raise BaselineFailed(f"{done.stderr.strip()}\n{self._tail()}")
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 
