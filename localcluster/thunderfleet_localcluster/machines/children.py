@@ -18,6 +18,7 @@ from typing import IO
 
 from thunderfleet_lib.host.trees import tail
 
+from thunderfleet_localcluster.machines import descendants
 from thunderfleet_localcluster.machines.linux import PR_SET_PDEATHSIG, libc_call
 
 log = logging.getLogger(__name__)
@@ -101,17 +102,11 @@ class Children:
 
     def reap(self) -> None:
         """Collect every ended child, also inherited ones."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        for pid, code in descendants.ended():
             child = self.all.pop(pid, None)
             if child is None:
                 continue
-            child.code = os.waitstatus_to_exitcode(status)
+            child.code = code
             child.ended.set()
             if self.on_end:
                 self.on_end(child)

@@ -4,6 +4,19 @@ import contextlib
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
+
+
+def ended() -> Iterator[tuple[int, int]]:
+    """Collects the children of this process that have ended, also inherited ones: process id and exit code of each."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        yield pid, os.waitstatus_to_exitcode(status)
 
 
 def _parents() -> dict[int, int]:

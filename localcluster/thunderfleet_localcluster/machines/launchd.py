@@ -113,14 +113,7 @@ class Launchd:
         self.runs[job.pid] = (order, time.monotonic() + float(order["seconds"]), out, err)
 
     def reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            code = os.waitstatus_to_exitcode(status)
+        for pid, code in descendants.ended():
             for name, job in list(self.jobs.items()):
                 if job == pid:
                     del self.jobs[name]

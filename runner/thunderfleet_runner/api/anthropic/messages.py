@@ -17,8 +17,7 @@ _BOOKKEEPING = ("betas", "cache_control", "context_management", "diagnostics", "
 
 def parse(body: Mapping[str, Any], limits: ModelLimits, defaults: Sampling) -> Call:
     """The request in a body. Raises ApiError."""
-    if not limits.chat_template:
-        raise refused("messages", f"{limits.model} has no chat template; use /v1/completions")
+    templates.require(limits, "messages")
     fields = Fields(body)
     refusals.check(fields, _REFUSED)
     fields.drop(_BOOKKEEPING)

@@ -13,8 +13,7 @@ from thunderfleet_runner.protocol import Sampling
 
 def parse(body: Mapping[str, Any], limits: ModelLimits, defaults: Sampling) -> Call:
     """The request in a body. Raises ApiError."""
-    if not limits.chat_template:
-        raise refused("messages", f"{limits.model} has no chat template; use /v1/completions")
+    templates.require(limits, "messages")
     fields = Fields(body)
     refusals.check(fields)
     names.check(fields, limits)

@@ -19,8 +19,7 @@ _BOOKKEEPING = ("client_metadata", "include", "max_tool_calls")
 
 def parse(body: Mapping[str, Any], limits: ModelLimits, defaults: Sampling) -> Call:
     """The request in a body. Raises ApiError."""
-    if not limits.chat_template:
-        raise refused("input", f"{limits.model} has no chat template; use /v1/completions")
+    templates.require(limits, "input")
     fields = Fields(body)
     refusals.check(fields, _REFUSED)
     fields.drop(_BOOKKEEPING)

@@ -8,6 +8,7 @@ from typing import Any
 
 from thunderfleet_runner.api.errors import refused
 from thunderfleet_runner.api.request.fields import Fields
+from thunderfleet_runner.intakeprotocol import ModelLimits
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 MAX_ARGUMENTS = 32
@@ -25,6 +26,12 @@ RESERVED = frozenset({
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token", "additional_special_tokens",
 })  # fmt: skip
 """Names that are not for requests."""
+
+
+def require(limits: ModelLimits, field: str) -> None:
+    """Raises ApiError, which names the field of the messages, if the model has no chat template."""
+    if not limits.chat_template:
+        raise refused(field, f"{limits.model} has no chat template; use /v1/completions")
 
 
 def arguments(fields: Fields) -> dict[str, Any]:
