@@ -16,7 +16,7 @@ cli        the command line
 app        starts and stops everything in order
 worker     takes keys from the queue and runs their rounds
 reconcile  one round for one ModelDeployment
-places     lets one round at a time take room on Macs
+reservations  lets one round at a time take memory, ports and cables of Macs
 scaling    the state of autoscaling between rounds: requests, turns, reports of routers
 health     the endpoints /metrics, /healthz and /readyz
 metrics    the operator's own Prometheus metrics

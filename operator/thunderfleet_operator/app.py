@@ -38,10 +38,10 @@ from thunderfleet_operator.object_metrics import ObjectMetrics, Objects
 from thunderfleet_operator.observe.concerns import FLEET, concerned, work_key
 from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.objects.proofs import Keyring
-from thunderfleet_operator.places import Places
 from thunderfleet_operator.planning.planner import Planner
 from thunderfleet_operator.planning.process import PlanningProcess
 from thunderfleet_operator.reconcile import Reconciler
+from thunderfleet_operator.reservations import Reservations
 from thunderfleet_operator.scaling import ScalingMemory
 from thunderfleet_operator.watch import kopf_watch
 from thunderfleet_operator.watch.cache import (
@@ -152,7 +152,7 @@ class Operator:
             turn=lambda key: self.queue.add(work_key(DEPLOYMENTS, key), first=True),
             fleet=lambda: self._index.fleet,
         )
-        places = Places(self.lists.refill)
+        reservations = Reservations(self.lists.refill)
         self.reconciler = Reconciler(
             self._index,
             self.groups,
@@ -165,7 +165,7 @@ class Operator:
             self._scaling,
             lambda key: self.queue.add(work_key(DEPLOYMENTS, key)),
             lambda key, seconds: self.queue.add_after(work_key(DEPLOYMENTS, key), seconds),
-            places,
+            reservations,
         )
         rounds: dict[str, Round] = {
             DEPLOYMENTS.name: self.reconciler.deployment,
@@ -173,7 +173,7 @@ class Operator:
             NODEPROFILES.name: macs.round,
             REQUESTS.name: certificates.round,
             # Their pods take memory and disks of Macs.
-            CACHES.name: places.alone(caches.round),
+            CACHES.name: reservations.alone(caches.round),
         }
         cables: dict[str, Round] = {LINKS.name: links.round, SECRETS.name: executor.check_secrets}
         self._workers = {

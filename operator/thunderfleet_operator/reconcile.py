@@ -3,8 +3,8 @@
 A round does not wait for the planner: it sends the open questions of the decision to the planner, and the answer puts the key
 on the queue again.
 
-Rounds of several ModelDeployments run at once. One at a time takes what others may need too (``places``); it ends its turn at
-the planner with that, and the next one decides while this one creates Secrets and pods and writes its status.
+Rounds of several ModelDeployments run at once. One at a time takes what others may need too (``reservations``). That ends its
+turn at the planner, and the next one decides while this one creates Secrets and pods and writes its status.
 """
 
 import logging
@@ -28,8 +28,8 @@ from thunderfleet_operator.observe.load import Candidate
 from thunderfleet_operator.observe.observed import Advice, Observed
 from thunderfleet_operator.observe.reader import groups_of, observe_deployment
 from thunderfleet_operator.placement import Fleet, WhatIsBetter
-from thunderfleet_operator.places import Places
 from thunderfleet_operator.planning.planner import Planner
+from thunderfleet_operator.reservations import Reservations
 from thunderfleet_operator.scaling import ScalingMemory
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Reconciler:
     """``clock`` is UTC now, ``monotonic`` a clock in seconds.
 
     ``yields`` is called with a ModelDeployment (``namespace/name``) that has to make room for another one, ``again`` with one
-    that a change of the fleet concerns, and the seconds until its round. ``places``: of all rounds that take something.
+    that a change of the fleet concerns, and the seconds until its round. ``reservations``: of all rounds that take something.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class Reconciler:
         scaling: ScalingMemory | None = None,
         yields: Callable[[str], None] = lambda key: None,
         again: Callable[[str, float], None] = lambda key, seconds: None,
-        places: Places | None = None,
+        reservations: Reservations | None = None,
     ) -> None:
-        self._places = places if places is not None else Places()
+        self._reservations = reservations if reservations is not None else Reservations()
         self._scaling = scaling if scaling is not None else ScalingMemory(monotonic)
         self._yields = yields
         self._again = again
@@ -125,10 +125,10 @@ class Reconciler:
         return left if left > 0 else await self._carry_out(key, decision, Placed())
 
     async def _take(self, key: str, decision: Decision, taken: int) -> float | None:
-        """The rest of a round that takes something. ``taken``: of ``places`` when it was decided."""
+        """The rest of a round that takes something. ``taken``: of ``reservations`` when it was decided."""
         unasked = False
-        async with self._places.taking():
-            if self._places.taken != taken:
+        async with self._reservations.taking():
+            if self._reservations.taken != taken:
                 # What another round has taken meanwhile is not there for this one.
                 newer = self._decided(key)
                 if newer is None:
@@ -229,10 +229,10 @@ class Reconciler:
         Also what had been taken by then.
         """
         decision: Decision | None = None
-        taken = self._places.taken
+        taken = self._reservations.taken
         # One group is placed at a time, and each place decides what is left for the next group.
         for _ in range(wanted_groups + 1):
-            taken = self._places.taken
+            taken = self._reservations.taken
             decision = self._decided(key)
             if decision is None or not await self._planner.ask(key, decision.questions):
                 break

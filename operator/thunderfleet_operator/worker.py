@@ -1,7 +1,7 @@
 """The workers: each runs the rounds of one queue's keys.
 
 Several rounds run at once, never two of one key: a start of the operator writes about every cable and every ModelDeployment.
-What takes the room of others is written by one round at a time (``places``).
+What takes the room of others is written by one round at a time (``reservations``).
 """
 
 import asyncio

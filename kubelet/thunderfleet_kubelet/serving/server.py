@@ -21,7 +21,7 @@ from thunderfleet_kubelet.serving.channels import failure
 from thunderfleet_kubelet.serving.metrics import Metrics, resource_text
 from thunderfleet_kubelet.serving.parameters import BadRequest, log_options, stream_options
 from thunderfleet_kubelet.serving.portforward import tunnel
-from thunderfleet_kubelet.serving.portforward.tunnel import Places, Tunnel
+from thunderfleet_kubelet.serving.portforward.tunnel import ConnectionCount, Tunnel
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Server:
         self.port = port
         self._listener = Listener(CONNECTIONS)
         self._runner: web.AppRunner | None = None
-        self._places = Places()
+        self._connections = ConnectionCount()
 
     @property
     def listening(self) -> bool:
@@ -238,5 +238,5 @@ class Server:
         async def dial(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
             return await self.pods.open_port(namespace, pod, port)
 
-        await Tunnel(socket, dial, self._places, f"{namespace}/{pod}").run()
+        await Tunnel(socket, dial, self._connections, f"{namespace}/{pod}").run()
         return socket

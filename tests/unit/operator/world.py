@@ -30,9 +30,9 @@ from thunderfleet_operator.observe.objects.proofs import Keyring
 from thunderfleet_operator.observe.objects.routers import is_router
 from thunderfleet_operator.placement import Question
 from thunderfleet_operator.placement.questions import answer
-from thunderfleet_operator.places import Places
 from thunderfleet_operator.planning.answers import KnownAnswers
 from thunderfleet_operator.reconcile import Reconciler
+from thunderfleet_operator.reservations import Reservations
 from thunderfleet_operator.scaling import ScalingMemory
 from thunderfleet_operator.watch.cache import CACHED, DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS, Cache, Collection
 
@@ -133,7 +133,7 @@ class World:
             pacing=Pacing(self.pace, lambda: self.now.timestamp()),
         )
         self.executor = executor
-        self.places = Places(self.refill)
+        self.reservations = Reservations(self.refill)
         self.planner = InlinePlanner()
         planner: Any = self.planner
         self.reconciler = Reconciler(
@@ -147,7 +147,7 @@ class World:
             lambda: self.now.timestamp(),
             self.scaling,
             self.yielding.append,
-            places=self.places,
+            reservations=self.reservations,
         )
         self.writer = writer
         return self.reconciler

@@ -44,11 +44,11 @@ IDLE_SECONDS = 4 * 3600.0
 _TYPES = ("error", "data")
 
 
-class Places:
-    """Counts the forwarded connections of all tunnels."""
+class ConnectionCount:
+    """The number of forwarded connections of all tunnels that are open."""
 
     def __init__(self) -> None:
-        self.taken = 0
+        self.open = 0
 
 
 class _Pair:
@@ -63,8 +63,8 @@ class _Pair:
 class Tunnel:
     """Serves one client over ``socket``. ``dial`` connects to ports of the pod. ``name``: the pod's, for the log."""
 
-    def __init__(self, socket: web.WebSocketResponse, dial: Dial, places: Places, name: str) -> None:
-        self._socket, self._dial, self._places, self._name = socket, dial, places, name
+    def __init__(self, socket: web.WebSocketResponse, dial: Dial, connections: ConnectionCount, name: str) -> None:
+        self._socket, self._dial, self._connections, self._name = socket, dial, connections, name
         self._reader, self._writer = FrameReader(), FrameWriter()
         self._highest = 0
         self._refused = False
@@ -164,7 +164,7 @@ class Tunnel:
             await self._send(self._writer.reset(frame.stream, PROTOCOL_ERROR))
             return
         if pair is None:
-            if len(self._pairs) + len(self._tasks) >= TUNNEL_CONNECTIONS or self._places.taken >= CONNECTIONS:
+            if len(self._pairs) + len(self._tasks) >= TUNNEL_CONNECTIONS or self._connections.open >= CONNECTIONS:
                 if not self._refused:
                     log.warning("port-forward to pod %s: too many connections, at most %d", self._name, TUNNEL_CONNECTIONS)
                 self._refused = True
@@ -180,7 +180,7 @@ class Tunnel:
 
     def _new(self, request: str, port: int) -> _Pair:
         expiry = asyncio.get_running_loop().call_later(PAIR_SECONDS, self._forget, request)
-        self._places.taken += 1
+        self._connections.open += 1
         pair = self._pairs[request] = _Pair(port, expiry)
         return pair
 
@@ -188,13 +188,13 @@ class Tunnel:
         """Closes a connection of which only one stream is open."""
         pair = self._pairs.pop(request)
         pair.expiry.cancel()
-        self._places.taken -= 1
+        self._connections.open -= 1
         for stream in pair.streams.values():
             self._half.pop(stream, None)
 
     def _start(self, request: str, pair: _Pair) -> None:
         self._forget(request)
-        self._places.taken += 1
+        self._connections.open += 1
         forward = Forward(pair.port, pair.streams["error"], pair.streams["data"], self._dial, self._send)
         self._forwards |= {forward.errors: forward, forward.data: forward}
         task = asyncio.create_task(forward.run())
@@ -202,7 +202,7 @@ class Tunnel:
 
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
-            self._places.taken -= 1
+            self._connections.open -= 1
             del self._forwards[forward.errors], self._forwards[forward.data]
             if not task.cancelled() and task.exception() is not None:
                 log.error("port-forward to pod %s failed", self._name, exc_info=task.exception())

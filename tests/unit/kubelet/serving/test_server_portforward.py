@@ -16,7 +16,7 @@ from thunderfleet_kubelet.serving.portforward import forward, frames, tunnel
 from thunderfleet_kubelet.serving.portforward.forward import Dial
 from thunderfleet_kubelet.serving.portforward.frames import Data, FrameReader, FrameWriter, GoAway, Opened, Ping, Reset
 from thunderfleet_kubelet.serving.portforward.headers import BLOCK_BYTES, Compressor, Decompressor, HeaderError
-from thunderfleet_kubelet.serving.portforward.tunnel import Places, Tunnel
+from thunderfleet_kubelet.serving.portforward.tunnel import ConnectionCount, Tunnel
 
 from tests.support.network.ports import claim
 from tests.support.pods import World, sh
@@ -167,14 +167,14 @@ class Forwarded:
 
     client: Client
     process: Process
-    places: Places
+    connections: ConnectionCount
     ended: asyncio.Event
 
 
 @asynccontextmanager
 async def forwarded() -> AsyncIterator[Forwarded]:
     """A tunnel to a process that listens."""
-    process, places, ended = Process(), Places(), asyncio.Event()
+    process, connections, ended = Process(), ConnectionCount(), asyncio.Event()
     server = await asyncio.start_server(process, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
 
@@ -191,7 +191,7 @@ async def forwarded() -> AsyncIterator[Forwarded]:
         socket = web.WebSocketResponse(protocols=(tunnel.PROTOCOL,), max_msg_size=tunnel.MESSAGE_BYTES, compress=False)
         await socket.prepare(request)
         try:
-            await Tunnel(socket, dialing, places, "d/p").run()
+            await Tunnel(socket, dialing, connections, "d/p").run()
         finally:
             ended.set()
         return socket
@@ -201,10 +201,10 @@ async def forwarded() -> AsyncIterator[Forwarded]:
     async with TestClient(TestServer(application)) as http, http.ws_connect("/", protocols=[tunnel.PROTOCOL]) as socket:
         assert socket.protocol == tunnel.PROTOCOL
         client = Client(socket)
-        yield Forwarded(client, process, places, ended)
+        yield Forwarded(client, process, connections, ended)
         await socket.close()
         await until_async(ended.is_set)
-        await until_async(lambda: places.taken == 0, describe=lambda: f"{places.taken} places are taken")
+        await until_async(lambda: connections.open == 0, describe=lambda: f"{connections.open} connections are open")
         await until_async(lambda: process.open == 0)
     server.close()
 
@@ -272,17 +272,17 @@ async def test_streams_beyond_the_limit_are_refused() -> None:
         for number in range(10_000):
             await it.client.open(ECHO, str(number), "error")
         await until_async(lambda: len(it.client.replied) + len(it.client.reset) == 10_000)
-        assert len(it.client.replied) == tunnel.TUNNEL_CONNECTIONS == it.places.taken
+        assert len(it.client.replied) == tunnel.TUNNEL_CONNECTIONS == it.connections.open
 
 
 async def test_half_a_connection_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tunnel, "PAIR_SECONDS", 0.01)
     async with forwarded() as it:
         await it.client.open(ECHO, "1", "error")
-        await until_async(lambda: it.client.replied and it.places.taken == 0)
+        await until_async(lambda: it.client.replied and it.connections.open == 0)
         await it.client.open(ECHO, "2", "data")
         await it.client.socket.send_bytes(FrameWriter.reset(it.client.stream, frames.CANCEL))
-        await until_async(lambda: len(it.client.replied) == 2 and it.places.taken == 0)
+        await until_async(lambda: len(it.client.replied) == 2 and it.connections.open == 0)
 
 
 @pytest.mark.parametrize("port", ["", "0", "65536", "-1", "８０", "x"])

@@ -19,10 +19,10 @@ from thunderfleet_operator.app import AT_ONCE
 from thunderfleet_operator.decide.weights.manifests import HubSettings
 from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.observe.concerns import work_key
-from thunderfleet_operator.places import Places
 from thunderfleet_operator.planning import planner as planning
 from thunderfleet_operator.planning.answers import KnownAnswers
 from thunderfleet_operator.reconcile import LINE_SECONDS, PATIENCE_SECONDS
+from thunderfleet_operator.reservations import Reservations
 from thunderfleet_operator.watch.cache import CACHES, CONFIGMAPS, DEPLOYMENTS, NODEPROFILES, NODES, Cache
 from thunderfleet_operator.watch.lists import Lists
 from thunderfleet_operator.watch.workqueue import WorkQueue
@@ -182,27 +182,27 @@ async def test_nothing_is_taken_while_it_is_not_known_what_an_earlier_round_has_
         if error := answers.pop(0):
             raise error
 
-    places = Places(refill)
+    reservations = Reservations(refill)
     for error, unsure in (
         (ApiError(403, "Forbidden", "no"), False),
         (NotLeading("lost"), False),
         (ApiError(0, "Timeout", "no answer"), True),
     ):
-        before = places.taken
+        before = reservations.taken
         with pytest.raises(type(error)):
-            async with places.taking():
+            async with reservations.taking():
                 raise error
-        assert places.taken > before and not lists
+        assert reservations.taken > before and not lists
         if not unsure:
-            async with places.taking():
+            async with reservations.taking():
                 assert not lists
     with pytest.raises(ApiError, match="away"):
-        async with places.taking():
+        async with reservations.taking():
             raise AssertionError("not before a list")
-    before = places.taken
-    async with places.taking():
-        assert lists == ["all", "all"] and places.taken > before, "what was decided before is decided again"
-    async with places.taking():
+    before = reservations.taken
+    async with reservations.taking():
+        assert lists == ["all", "all"] and reservations.taken > before, "what was decided before is decided again"
+    async with reservations.taking():
         assert len(lists) == 2
 
 
@@ -212,31 +212,31 @@ async def test_a_round_that_is_cut_short_may_have_taken_something() -> None:
     async def refill() -> None:
         lists.append("all")
 
-    places, began = Places(refill), asyncio.Event()
+    reservations, began = Reservations(refill), asyncio.Event()
 
     async def writes(_: str) -> float | None:
         began.set()
         await asyncio.Event().wait()
         return None
 
-    task = asyncio.create_task(places.alone(writes)("key"))
+    task = asyncio.create_task(reservations.alone(writes)("key"))
     await began.wait()
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
-    async with places.taking():
+    async with reservations.taking():
         assert lists == ["all"]
 
 
 async def test_rounds_of_caches_wait_for_a_placement() -> None:
-    places, order = Places(), list[str]()
+    reservations, order = Reservations(), list[str]()
 
     async def cache(key: str) -> float:
         order.append(key)
         return 5.0
 
-    async with places.taking():
-        task = asyncio.create_task(places.alone(cache)("cache"))
+    async with reservations.taking():
+        task = asyncio.create_task(reservations.alone(cache)("cache"))
         for _ in range(3):
             await asyncio.sleep(0)
         order.append("placement")

@@ -16,8 +16,8 @@ async def _nothing() -> None:
     return
 
 
-class Places:
-    """``refill`` lists everything once more; raises ApiError."""
+class Reservations:
+    """What the rounds take, one at a time. ``refill`` lists everything once more; raises ApiError."""
 
     def __init__(self, refill: Callable[[], Awaitable[None]] = _nothing) -> None:
         self._lock = asyncio.Lock()
