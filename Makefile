@@ -152,8 +152,8 @@ matrices: programs prometheus runc chromium ## The cases of unit and end-to-end 
 	$(E2E) -m soak
 
 .PHONY: fuzz
-fuzz: install ## Parsers of foreign bytes, decisions of discovery and placement, and the gateway, against generated inputs
-	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -n 2 tests/unit -m hypothesis
+fuzz: install ## All tests with generated input, with many examples (SEED=N EXAMPLES=N MINUTES=N); resumes where it stopped
+	$(BIN)/python -m tests.fuzz $(if $(SEED),--seed $(SEED)) $(if $(EXAMPLES),--examples $(EXAMPLES)) $(if $(MINUTES),--minutes $(MINUTES))
 
 .PHONY: mutants
 mutants: install ## Score a seeded sample of mutants of the pure modules (SEED=N MUTANTS=N); resumes where it stopped
