@@ -1,6 +1,6 @@
 """Runs the process that works with keys and certificates."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -11,6 +11,7 @@ WORK = "thunderfleet_kubelet.bootstrap.certificate_work"
 _KEPT = 16
 """Enough for both certificates and some successors of each."""
 _Pair = tuple[bytes, bytes]
+_Done = Callable[[str, dict[str, Any]], dict[str, Any]]
 _known: dict[_Pair, dict[str, Any]] = {}
 
 
@@ -38,12 +39,15 @@ def new_request(node: str, addresses: Sequence[str] = ()) -> tuple[bytes, bytes]
     return made["key"].encode(), made["request"].encode()
 
 
-def read(pairs: Sequence[_Pair]) -> list[dict[str, Any]]:
-    """What certificates say, or a ``problem``. One process reads all pairs (of key and certificate, PEM) that are new."""
+def read(pairs: Sequence[_Pair], done: _Done | None = None) -> list[dict[str, Any]]:
+    """What certificates say, or a ``problem``. One process reads all pairs (of key and certificate, PEM) that are new.
+
+    ``done`` replaces ``oneoff.done``.
+    """
     known = {pair: _known[pair] for pair in pairs if pair in _known}
     if new := [pair for pair in pairs if pair not in known]:
         order = [[part.decode("latin-1") for part in pair] for pair in new]
-        said: list[dict[str, Any]] = oneoff.done(WORK, {"work": "say", "pairs": order})["say"]
+        said: list[dict[str, Any]] = (done or oneoff.done)(WORK, {"work": "say", "pairs": order})["say"]
         known |= zip(new, said, strict=True)
         _known.update(known)
     for old in list(_known)[:-_KEPT]:
