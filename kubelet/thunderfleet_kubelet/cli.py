@@ -140,6 +140,8 @@ def plist(
             "ExitTimeOut": EXIT_SECONDS + shutdown_seconds,
             # Containers inherit the process type; launchd throttles all others.
             "ProcessType": "Interactive",
+            # From its first instruction. The kubelet takes it back.
+            "Nice": priority.NICE,
             "SoftResourceLimits": {"NumberOfFiles": 65536},
             "HardResourceLimits": {"NumberOfFiles": 65536},
             # launchd cannot rotate it, so the kubelet's log is another file.

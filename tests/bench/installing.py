@@ -5,6 +5,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from thunderfleet_localcluster.client.cluster import Cluster, Machine
@@ -172,8 +173,9 @@ def _boot(cluster: Cluster, machines: Iterable[Machine], endpoint: str, model: s
     for machine in (first, *others):
         machine.off()
     began = time.monotonic()
-    for machine in (first, *others):
-        machine.on()
+    # The command returns when the machine's launchd runs, and the power comes back for all machines at once.
+    with ThreadPoolExecutor() as power:
+        list(power.map(Machine.on, (first, *others)))
     _ask(first, cluster, endpoint, model)
     return time.monotonic() - began
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from thunderfleet_lib.host.hostcmd import Output
 
 from thunderfleet_runner import framing, protocol
-from thunderfleet_runner.host import priority
 from thunderfleet_runner.host.commands import HOST
 
 log = logging.getLogger(__name__)
@@ -134,8 +133,6 @@ class RankProcess:
             raise
         finally:
             theirs.close()
-        # The rank has inherited the priority of a pod that starts. Clients and later attempts must not have it.
-        priority.ordinary()
         _remember(pid_file, transport.get_pid())
         self = cls(transport, exit_, ours, pid_file)
         ours.setblocking(False)

@@ -103,14 +103,21 @@ print(before)
 """
 
 
-def test_pods_wait_for_a_kubelet_that_comes_before_other_programs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", ["itself", "launchd"])
+def test_pods_wait_for_a_kubelet_that_comes_before_other_programs(tmp_path: Path, by: str) -> None:
     make_identity(tmp_path)
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    first = -10 if os.geteuid() == 0 else own
+    given = first if by == "launchd" else own
     done = subprocess.run(
-        [sys.executable, "-c", PREFERRED, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", PREFERRED, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        preexec_fn=lambda: os.setpriority(os.PRIO_PROCESS, 0, given),
     )
-    *found, before = map(int, done.stdout.split())
-    first = -10 if os.geteuid() == 0 else before
-    assert found == [first, first, before, before]
+    assert list(map(int, done.stdout.split())) == [first, first, own, own, given]
 
 
 def test_one_kubelet_a_root(tmp_path: Path) -> None:
@@ -132,6 +139,7 @@ def test_the_launch_daemon_abandons_its_containers(capsys: pytest.CaptureFixture
     assert made["AbandonProcessGroup"] is True
     assert made["KeepAlive"] is True
     assert made["ExitTimeOut"] >= 60
+    assert made["Nice"] == -10
     assert "UserName" not in made, "a root daemon: user agents are cut off from LAN peers"
 
 
