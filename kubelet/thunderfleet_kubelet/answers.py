@@ -7,16 +7,19 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import thunderfleet_lib
 from thunderfleet_lib.host.privatefiles import write_private
 
 from thunderfleet_kubelet import oneoff
 from thunderfleet_kubelet.version import kubelet_version
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 FILE_BYTES = 1 << 20
 """A larger file is not read, and not written."""
@@ -30,12 +33,26 @@ class Answers:
         self._kept = _read(file)
         self._given: dict[str, Any] = {}
 
-    def done(self, module: str, order: dict[str, Any]) -> dict[str, Any]:
-        """Same as ``oneoff.done``. The answer must follow from the order alone."""
+    def done(self, module: str, order: dict[str, Any], use: Callable[[dict[str, Any]], T]) -> T:
+        """What ``use`` makes of the answer that ``oneoff.done`` gives. Raises what ``use`` raises.
+
+        The answer must follow from the order alone. One that has a problem is not kept, and a kept one that ``use`` cannot
+        take is asked for again.
+        """
         name = _name(module, order)
-        answer: dict[str, Any] = self._kept[name] if name in self._kept else oneoff.done(module, order)
-        self._given[name] = answer
-        return answer
+        if name in self._kept:
+            try:
+                result = use(self._kept[name])
+            except Exception as error:
+                log.warning("%s: an answer of %s cannot be used (%r); asking again", self._file, module, error)
+            else:
+                self._given[name] = self._kept[name]
+                return result
+        answer = oneoff.done(module, order)
+        result = use(answer)
+        if '"problem"' not in json.dumps(answer):
+            self._given[name] = answer
+        return result
 
     def save(self) -> None:
         """Keeps the answers of this start, and no others. A failure is only logged."""
@@ -62,6 +79,16 @@ def _read(file: Path) -> Mapping[str, Any]:
 
 
 def _name(module: str, order: Mapping[str, Any]) -> str:
-    """A hash, because orders have keys. Another version, and changed files of this program, may answer something else."""
-    program = sorted((one.name, one.stat().st_mtime_ns) for one in os.scandir(Path(__file__).parent) if one.is_file())
-    return hashlib.sha256(json.dumps([kubelet_version(), program, module, order], sort_keys=True).encode()).hexdigest()
+    """A hash, because orders have keys. Another version, Python or checkout may answer something else."""
+    said = json.dumps([kubelet_version(), sys.version, list(_program()), module, order], sort_keys=True)
+    return hashlib.sha256(said.encode()).hexdigest()
+
+
+def _program() -> Iterator[tuple[str, int]]:
+    """The source files of this program and of the library, with the times of their last changes."""
+    for package in (os.path.dirname(__file__), *thunderfleet_lib.__path__):
+        for folder, _, files in sorted(os.walk(package)):
+            for file in sorted(files):
+                if file.endswith(".py"):
+                    path = os.path.join(folder, file)
+                    yield os.path.relpath(path, package), os.stat(path).st_mtime_ns

@@ -174,6 +174,7 @@ class Supervisor:
             await self._serve(listening)
         finally:
             equal.cancel()
+            self._end_preference()
             self._tasks += [task for task in (self._benchmark, self._proofs, self._weights) if task is not None]
             for task in self._tasks:
                 task.cancel()
@@ -282,7 +283,7 @@ class Supervisor:
         self.service.deliver(message)
 
     def _end_preference(self) -> None:
-        """From now on, this pod's processes are equal to other programs. A process of the intake is when it is ready."""
+        """From now on, this pod's processes are equal to other programs. A process of the intake is when it has started."""
         for group in (0, self.member.slot.spare_pid, self.member.pid):
             if group is not None:
                 priority.ordinary(group)

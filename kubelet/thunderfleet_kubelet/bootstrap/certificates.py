@@ -175,7 +175,7 @@ def read_ahead(files: Sequence[Path], answers: Answers) -> None:
     for file in files:
         with contextlib.suppress(CertificateError, OSError):
             pairs.append(_held(file))
-    certificate_process.read([(pair.key, pair.certificate) for pair in pairs if pair is not None], answers.done)
+    certificate_process.read([(pair.key, pair.certificate) for pair in pairs if pair is not None], answers)
 
 
 def read_pair(file: Path) -> Pair | None:

@@ -110,6 +110,7 @@ class IntakeProcess:
             raise
         finally:
             theirs.close()
+        priority.inherited(process.pid)
         try:
             reader, writer = await asyncio.open_connection(sock=ours)
         except BaseException:

@@ -22,6 +22,11 @@ def ordinary(group: int = 0) -> None:
     _raise(group, 0)
 
 
+def inherited(group: int) -> None:
+    """Gives a process group that was started just now the value of this process, which may have been raised meanwhile."""
+    _raise(group, min(0, os.getpriority(os.PRIO_PROCESS, 0)))
+
+
 def _raise(group: int, value: int) -> None:
     # It may have ended. One of its processes may have a higher value, which only root can lower; the others are set.
     with contextlib.suppress(ProcessLookupError, PermissionError):

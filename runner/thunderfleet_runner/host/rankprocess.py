@@ -19,6 +19,7 @@ from pathlib import Path
 from thunderfleet_lib.host.hostcmd import Output
 
 from thunderfleet_runner import framing, protocol
+from thunderfleet_runner.host import priority
 from thunderfleet_runner.host.commands import HOST
 
 log = logging.getLogger(__name__)
@@ -133,6 +134,7 @@ class RankProcess:
             raise
         finally:
             theirs.close()
+        priority.inherited(transport.get_pid())
         _remember(pid_file, transport.get_pid())
         self = cls(transport, exit_, ours, pid_file)
         ours.setblocking(False)

@@ -1,6 +1,7 @@
 """A group on loopback: keys, a plan, a model folder, and supervisors with a rank that needs no model."""
 
 import asyncio
+import contextlib
 import datetime
 import json
 import os
@@ -243,10 +244,15 @@ def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def preferred() -> Iterator[int]:
     """The nice value of what the test starts: below 0 if it is root, as the kubelet starts a group."""
-    before = os.getpriority(os.PRIO_PROCESS, 0)
+    before, group = os.getpriority(os.PRIO_PROCESS, 0), os.getpgrp()
     value = -8 if os.geteuid() == 0 else before
+    with contextlib.suppress(PermissionError):
+        # A supervisor sets the value for its process group. The leader of a session has one of its own already.
+        os.setpgid(0, 0)
     os.setpriority(os.PRIO_PROCESS, 0, value)
     yield value
+    if os.getpgrp() != group:
+        os.setpgid(0, group)
     os.setpriority(os.PRIO_PROCESS, 0, before)
 
 

@@ -1,7 +1,9 @@
 """A kubelet that starts with the same files again starts no process to read them."""
 
+import base64
 import json
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -84,12 +86,63 @@ def test_a_changed_file_is_read(asked: list[str], start: Callable[[], Config], t
     assert len(asked) == 4, "a start that failed keeps the answers of the one before"
 
 
-def test_another_version_reads_everything_again(
-    asked: list[str], start: Callable[[], Config], monkeypatch: pytest.MonkeyPatch
+CHANGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "version": lambda patch: patch.setattr(answers, "kubelet_version", lambda: "v1.36.3-thunderfleet.0.9.9"),
+    "Python": lambda patch: patch.setattr(sys, "version", "3.99.0"),
+    "program": lambda patch: patch.setattr(answers, "_program", lambda: iter([("configfile.py", 1)])),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_program_reads_everything_again(
+    asked: list[str], start: Callable[[], Config], monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     start()
-    monkeypatch.setattr(answers, "kubelet_version", lambda: "v1.36.3-thunderfleet.0.9.9")
-    start()
+    with monkeypatch.context() as patch:
+        CHANGES[change](patch)
+        start()
+    assert len(asked) == 2
+
+
+def test_the_sources_of_program_and_library_are_looked_at() -> None:
+    names = {name for name, _ in answers._program()}
+    assert {"configfile.py", "bootstrap/certificate_work.py", "host/yamltext.py"} <= names
+
+
+def _not_unpickled(answer: dict[str, Any]) -> None:
+    answer["config"] = base64.b64encode(pickle.dumps(Path("/")).replace(b"pathlib", b"pathgone")).decode()
+
+
+def _of_another_class(answer: dict[str, Any]) -> None:
+    answer["config"] = base64.b64encode(pickle.dumps(Path("/"))).decode()
+
+
+def _without_config(answer: dict[str, Any]) -> None:
+    del answer["config"]
+
+
+@pytest.mark.parametrize("change", [_not_unpickled, _of_another_class, _without_config])
+def test_a_kept_answer_that_cannot_be_used_is_asked_for_again(
+    asked: list[str], start: Callable[[], Config], tmp_path: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    first = start()
+    file = tmp_path / "answers.json"
+    kept = json.loads(file.read_text())
+    for answer in kept.values():
+        change(answer)
+    file.write_text(json.dumps(kept))
+    assert start() == first and start() == first
+    assert len(asked) == 2
+
+
+def test_a_problem_is_not_kept(asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A certificate that a broken library cannot read is read again when the library is whole."""
+    pairs = [(b"key", b"certificate")]
+    for _ in range(2):
+        monkeypatch.setattr(certificate_process, "_known", {})
+        kept = Answers(tmp_path / "answers.json")
+        assert "problem" in certificate_process.read(pairs, kept)[0]
+        kept.save()
     assert len(asked) == 2
 
 

@@ -214,12 +214,12 @@ def test_a_job_gets_what_its_property_list_says(mac: Mac, tmp_path: Path) -> Non
         StandardErrorPath=str(log),
         SoftResourceLimits={"NumberOfFiles": 77},
         Umask=0o027,
-        Nice=7,
+        Nice=17,
     )
     pid = mac.pid
     assert pid is not None and mac.reap(pid) == 0
     path = "/recorded/bin:/usr/bin:/bin:/usr/sbin:/sbin"
-    assert log.read_text().splitlines() == ["kept", path, "b c", "/tmp", "77", "0027", "7", "bad"]
+    assert log.read_text().splitlines() == ["kept", path, "b c", "/tmp", "77", "0027", "17", "bad"]
 
 
 def test_a_program_that_does_not_exist_is_tried_again(mac: Mac) -> None:

@@ -28,6 +28,7 @@ from thunderfleet_runner.net import connection, control, join, peers
 from thunderfleet_runner.supervisor import Supervisor
 
 from tests.support.processes import exists
+from tests.support.waiting import until_async
 
 MakeGroup = Callable[..., Any]
 
@@ -526,6 +527,18 @@ async def test_a_group_comes_before_other_programs_until_it_is_ready(make_group:
     loading.unlink()
     await group.until_ready()
     assert _nice(leader) == [max(preferred, 0)] * 2
+
+
+async def test_a_rank_that_waits_for_its_peers_comes_before_other_programs_for_a_limited_time(
+    make_group: MakeGroup, preferred: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(priority, "START_SECONDS", 0.3)
+    waiting = make_group(2).start(0).member.slot
+
+    def nice() -> int | None:
+        return os.getpriority(os.PRIO_PROCESS, waiting.spare_pid) if waiting.spare_pid else None
+
+    await until_async(lambda: nice() == max(preferred, 0), "it is equal to other programs")
 
 
 async def test_a_group_comes_before_other_programs_for_a_limited_time(
