@@ -23,6 +23,8 @@ UNIT := $(BIN)/python -m pytest tests/unit -n $(UNIT_WORKERS) --dist loadfile --
 # End-to-end tests mostly wait.
 WORKERS ?= 4
 E2E := $(BIN)/python -m pytest tests/e2e -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Its tests go on where the ones before them have ended, so they cannot run without these.
+JOURNEY := tests/e2e/install/test_init.py
 # Under the rules of macOS; see tests/darwin. A Mac has them anyway.
 DARWIN := $(BIN)/python -m pytest $(if $(filter Darwin,$(shell uname)),,-p tests.darwin.plugin)
 # `make image`: PLATFORM=darwin/arm64 builds for that platform only; MAC_PYTHON is the Python of Macs; DEBIAN_MIRROR=URL names a mirror if apt uses none of Debian.
@@ -149,11 +151,12 @@ chromium: ## Install Chromium and its driver from the packages of Debian, if the
 .PHONY: matrices
 matrices: programs prometheus runc chromium ## The cases of unit and end-to-end tests that `make test` leaves out
 	$(UNIT) -m soak
-	$(E2E) -m soak
+	$(E2E) -m soak --ignore $(JOURNEY)
+	$(BIN)/python -m pytest $(JOURNEY) -m "soak or not soak"
 
 .PHONY: fuzz
-fuzz: install ## Parsers of foreign bytes, decisions of discovery and placement, and the gateway, against generated inputs
-	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -n 2 tests/unit -m hypothesis
+fuzz: install ## All tests with generated input, with many examples (SEED=N EXAMPLES=N MINUTES=N); resumes where it stopped
+	$(BIN)/python -m tests.fuzz $(if $(SEED),--seed $(SEED)) $(if $(EXAMPLES),--examples $(EXAMPLES)) $(if $(MINUTES),--minutes $(MINUTES))
 
 .PHONY: mutants
 mutants: install ## Score a seeded sample of mutants of the pure modules (SEED=N MUTANTS=N); resumes where it stopped

@@ -19,5 +19,6 @@ shim         the process that owns one container and outlives the kubelet
 timestamps   times as the API writes them
 priority     its own nice value until it has taken over its pods
 oneoff       short-lived processes for infrequent work that needs large libraries
+answers      what these have answered, for the next start
 version      the version that the Node reports
 """

@@ -140,6 +140,8 @@ def plist(
             "ExitTimeOut": EXIT_SECONDS + shutdown_seconds,
             # Containers inherit the process type; launchd throttles all others.
             "ProcessType": "Interactive",
+            # From its first instruction. The kubelet takes it back.
+            "Nice": priority.NICE,
             "SoftResourceLimits": {"NumberOfFiles": 65536},
             "HardResourceLimits": {"NumberOfFiles": 65536},
             # launchd cannot rotate it, so the kubelet's log is another file.
@@ -150,10 +152,12 @@ def plist(
 
 async def _join(arguments: argparse.Namespace) -> bool:
     """Joins, unless the node has joined before. Returns whether to run the kubelet afterwards."""
-    from thunderfleet_kubelet import oneoff
+    from thunderfleet_kubelet import configprocess, oneoff
+    from thunderfleet_kubelet.answers import Answers
     from thunderfleet_kubelet.bootstrap import arguments as given
     from thunderfleet_kubelet.bootstrap import certificate_process
     from thunderfleet_kubelet.bootstrap import identity as identities
+    from thunderfleet_kubelet.bootstrap.certificates import read_ahead
     from thunderfleet_kubelet.configfile import load
     from thunderfleet_kubelet.singleton import only_one
 
@@ -163,8 +167,8 @@ async def _join(arguments: argparse.Namespace) -> bool:
     root = arguments.root.resolve()
     config_file = arguments.config.resolve() if arguments.config else None
     config = load(config_file)
-    # Verifying the cluster's CA needs the cryptography library here too.
-    with only_one(root), oneoff.here(certificate_process.WORK):
+    # Verifying the cluster's CA needs the cryptography library here too, and the configuration is read here anyway.
+    with only_one(root), oneoff.here(certificate_process.WORK), oneoff.here(configprocess.WORK):
         identity = identities.usable_identity(root, server, config.node_name)
         if identity is None:
             from thunderfleet_kubelet.bootstrap.join import join
@@ -182,11 +186,17 @@ async def _join(arguments: argparse.Namespace) -> bool:
                 seconds=config.certificate_seconds,
             )
             logging.getLogger("thunderfleet_kubelet").info("joined %s as node %s", server.url, config.node_name)
+        # What the kubelet asks for when it starts.
+        answers = Answers(identity.answers)
+        configprocess.load(config_file, identity.node_name, answers)
+        read_ahead((identity.client, identity.serving), answers)
+        answers.save()
     return not arguments.no_run
 
 
 async def _run(arguments: argparse.Namespace, adopted: Callable[[], None]) -> None:
     from thunderfleet_kubelet import configprocess
+    from thunderfleet_kubelet.answers import Answers
     from thunderfleet_kubelet.bootstrap import identity as identities
     from thunderfleet_kubelet.bootstrap.certificates import read_ahead
     from thunderfleet_kubelet.bootstrap.errors import JoinError, join_again
@@ -201,13 +211,15 @@ async def _run(arguments: argparse.Namespace, adopted: Callable[[], None]) -> No
         )
     config_file = arguments.config.resolve() if arguments.config else known.config_file
     # While processes read certificates and settings, this one imports the rest.
+    answers = Answers(known.answers)
     with ThreadPoolExecutor(2) as readers:
-        readers.submit(read_ahead, (known.client, known.serving))
+        readers.submit(read_ahead, (known.client, known.serving), answers)
         # The host name may have changed since; the Node's name has not.
-        reading = readers.submit(configprocess.load, config_file, known.node_name)
+        reading = readers.submit(configprocess.load, config_file, known.node_name, answers)
         with collector.paused():
             from thunderfleet_kubelet import app
     config = reading.result()
+    answers.save()
     identity = identities.usable_identity(root, None, config.node_name)
     if identity is None:
         raise JoinError(
@@ -233,14 +245,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 success, 1 failure, 2 invalid command line or configuration."""
     arguments = parser().parse_args(argv)
     if arguments.command == "launchd-plist":
-        from thunderfleet_kubelet import configprocess
+        from thunderfleet_kubelet import configfile
         from thunderfleet_kubelet.config import ConfigError
 
         program = shutil.which("thunderfleet-kubelet") or os.path.abspath(sys.argv[0])
         config = arguments.config.resolve() if arguments.config else None
         try:
             # The configuration file may be written after the property list.
-            known = configprocess.load(config if config is not None and config.exists() else None)
+            known = configfile.load(config if config is not None and config.exists() else None)
         except ConfigError as error:
             print(f"thunderfleet-kubelet: {error}", file=sys.stderr)
             return 2

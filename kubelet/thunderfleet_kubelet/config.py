@@ -22,6 +22,16 @@ class ConfigError(ValueError):
     """The configuration is invalid."""
 
 
+def text_of(file: Path) -> str:
+    """The text of a configuration file. Raises ConfigError."""
+    try:
+        return file.read_text()
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{file}: not a text file") from None
+
+
 @dataclass(frozen=True)
 class PodUsers:
     """The users and groups of pods: ``count`` ids from ``first``. No account of the machine may use one of them."""

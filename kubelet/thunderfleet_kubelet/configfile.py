@@ -22,7 +22,7 @@ from thunderfleet_lib.host import yamltext
 from thunderfleet_lib.macnet.subnets import DEFAULT_NETWORK
 
 from thunderfleet_kubelet import pressure
-from thunderfleet_kubelet.config import Config, ConfigError, ImagePulls, PodUsers
+from thunderfleet_kubelet.config import Config, ConfigError, ImagePulls, PodUsers, text_of
 
 NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 # NodeRestriction lets a node set only labels with these prefixes in kubernetes.io; others are free.
@@ -209,27 +209,18 @@ def _plain(read: FileConfig) -> Config:
     return Config(**{**values, "pod_users": users, "image_pulls": pulls})
 
 
-def load(file: Path | None, node_name: str | None = None) -> Config:
-    """The configuration in ``file``, or the defaults for None. Raises ConfigError.
-
-    ``node_name``: the Node's name if the file does not set it.
-    """
-    defaults = {"nodeName": node_name} if node_name else None
-    if file is None:
-        return parse("", "the defaults", defaults)
-    try:
-        text = file.read_text()
-    except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{file}: not a text file") from None
-    return parse(text, str(file), defaults)
+def load(file: Path | None) -> Config:
+    """The configuration in ``file``, or the defaults for None. Raises ConfigError."""
+    return parse("", "the defaults") if file is None else parse(text_of(file), str(file))
 
 
 def answer(order: Mapping[str, Any]) -> dict[str, str]:
-    """Reads the ``file`` of the order: the ``config``, pickled, or the ``problem``."""
+    """Parses the ``text`` of the order, from ``where``: the ``config``, pickled, or the ``problem``.
+
+    ``node_name``: the Node's name if the text does not set it.
+    """
     try:
-        config = load(Path(order["file"]) if order["file"] else None, order["node_name"])
+        config = parse(order["text"], order["where"], {"nodeName": order["node_name"]})
     except ConfigError as error:
         return {"problem": str(error)}
     return {"config": base64.b64encode(pickle.dumps(config)).decode()}

@@ -1,4 +1,7 @@
-"""The kubelet's own nice value: below 0 until it has taken over its pods, which wait for it while a machine boots."""
+"""The kubelet's own nice value: below 0 until it has taken over its pods, which wait for it while a machine boots.
+
+launchd starts the kubelet with this value, so that its imports come first, too. A kubelet that something else starts sets it.
+"""
 
 import os
 import sys
@@ -15,17 +18,18 @@ def preferred(wanted: bool) -> Iterator[Callable[[], None]]:
 
     Processes that it starts meanwhile inherit that, so they must be short, and must not work for others.
     """
-    before = os.getpriority(os.PRIO_PROCESS, 0)
+    given = os.getpriority(os.PRIO_PROCESS, 0)
+    lasting = max(given, 0)
 
     def take_back() -> None:
-        if os.getpriority(os.PRIO_PROCESS, 0) < before:
-            _set(before)
+        if os.getpriority(os.PRIO_PROCESS, 0) < lasting:
+            _set(lasting)
 
     try:
         if wanted:
             # Without root it stays as it is.
             with suppress(PermissionError):
-                os.setpriority(os.PRIO_PROCESS, 0, min(NICE, before))
+                os.setpriority(os.PRIO_PROCESS, 0, min(NICE, given))
         yield take_back
     finally:
         take_back()

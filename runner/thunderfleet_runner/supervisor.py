@@ -32,7 +32,7 @@ from thunderfleet_runner.group.follower import Follower
 from thunderfleet_runner.group.leader import Leader
 from thunderfleet_runner.group.member import Member
 from thunderfleet_runner.group.metrics import GroupMetrics
-from thunderfleet_runner.host import preflight, wired_memory
+from thunderfleet_runner.host import preflight, priority, wired_memory
 from thunderfleet_runner.host.intakeprocess import IntakeStarter, intake_command
 from thunderfleet_runner.host.rankprocess import ignored_variables, mlx_settings, rank_command
 from thunderfleet_runner.net import connection, control, jaccl, peers
@@ -168,10 +168,13 @@ class Supervisor:
         await asyncio.to_thread(settings.state_folder.mkdir, parents=True, exist_ok=True)
         # The process imports MLX while the ports are opened and the peers connect.
         self._start(self.member.run(), "member")
+        equal = asyncio.get_running_loop().call_later(priority.START_SECONDS, self._end_preference)
         listening: list[web.AppRunner | None] = []
         try:
             await self._serve(listening)
         finally:
+            equal.cancel()
+            self._end_preference()
             self._tasks += [task for task in (self._benchmark, self._proofs, self._weights) if task is not None]
             for task in self._tasks:
                 task.cancel()
@@ -274,7 +277,16 @@ class Supervisor:
         if isinstance(message, protocol.Loaded) and self.rank == 0 and self.settings.gateway:
             # The attempt's ranks have read the model's files: the intake reads the same ones, while the ranks run the check.
             self._intake.renew()
+        if isinstance(message, protocol.Ready):
+            # Before the group accepts requests.
+            self._end_preference()
         self.service.deliver(message)
+
+    def _end_preference(self) -> None:
+        """From now on, this pod's processes are equal to other programs. A process of the intake is when it has started."""
+        for group in (0, self.member.slot.spare_pid, self.member.pid):
+            if group is not None:
+                priority.ordinary(group)
 
     def _hello(self) -> peers.Hello:
         return peers.Hello(

@@ -5,6 +5,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from thunderfleet_localcluster.client.cluster import Cluster, Machine
@@ -57,7 +58,7 @@ def installing(line: "Line", repeats: int, say: Callable[[str], None]) -> list[F
     """A cluster of its own, whose control plane is that of a recorded Mac. On ``line``, Macs boot without an API server."""
     samples: tuple[list[float], ...] = tuple([] for _ in range(8))
     init, join, fresh, booted, loaded, booted_loaded, upgraded, failed = samples
-    placed, alone = (list(found) for found in zip(*(_without_api_server(line, say) for _ in range(repeats)), strict=True))
+    placed, alone = _without_api_server(line, repeats, say)
     for number in range(repeats):
         cluster = Cluster.start(FLEET, name=f"bench-install-{os.getpid()}", control_plane_mac="studio-1")
         try:
@@ -122,25 +123,34 @@ def _once(cluster: Cluster) -> tuple[float, ...]:
     return init, join, *tiny, *_served(cluster), *_upgraded(cluster, first, second)
 
 
-def _without_api_server(line: "Line", say: Callable[[str], None]) -> tuple[float, float]:
-    """Seconds from apply to the first answer, and from power to the first answer while the API server is off."""
+def _without_api_server(line: "Line", repeats: int, say: Callable[[str], None]) -> tuple[list[float], list[float]]:
+    """Seconds from apply to the first answer, and from power to the first answer while the API server is off.
+
+    All runs come first: a cable that was interrupted twice, here by losses of power, is not used for the next 30 seconds.
+    """
     cluster, name = line.cluster, "boots"
+    placed, alone = list[float](), list[float]()
     try:
-        fresh = _run(cluster, name, TINY)
+        for number in range(repeats):
+            if number:
+                line.delete(name)
+            placed.append(_run(cluster, name, TINY))
         line.benchmarked(name)
         nodes = [rank["node"] for rank in line.deployment(name)["status"]["groups"][0]["ranks"]]
         machines = [cluster.machines[node] for node in nodes]
         endpoint = _endpoint(cluster, name)
-        cluster.component("kube-apiserver", "off")
-        try:
-            booted = _boot(cluster, machines, endpoint, TINY)
-        finally:
-            cluster.component("kube-apiserver", "on")
-            _until(lambda: cluster.kubectl("get", "--raw=/readyz").returncode == 0, "ready again: the API server")
+        for _ in range(repeats):
+            cluster.component("kube-apiserver", "off")
+            try:
+                alone.append(_boot(cluster, machines, endpoint, TINY))
+            finally:
+                cluster.component("kube-apiserver", "on")
+                _until(lambda: cluster.kubectl("get", "--raw=/readyz").returncode == 0, "ready again: the API server")
     finally:
         line.delete(name)
-    say(f"run {fresh:.1f} s, boot to serving without an API server {booted:.1f} s")
-    return fresh, booted
+    for fresh, booted in zip(placed, alone, strict=True):
+        say(f"run {fresh:.1f} s, boot to serving without an API server {booted:.1f} s")
+    return placed, alone
 
 
 def _served(cluster: Cluster) -> tuple[float, float]:
@@ -172,8 +182,9 @@ def _boot(cluster: Cluster, machines: Iterable[Machine], endpoint: str, model: s
     for machine in (first, *others):
         machine.off()
     began = time.monotonic()
-    for machine in (first, *others):
-        machine.on()
+    # The command returns when the machine's launchd runs, and the power comes back for all machines at once.
+    with ThreadPoolExecutor() as power:
+        list(power.map(Machine.on, (first, *others)))
     _ask(first, cluster, endpoint, model)
     return time.monotonic() - began
 

@@ -29,7 +29,6 @@ class Daemon:
     environment: Mapping[str, str] = field(default_factory=dict)
     inputs: str = ""
     """A hash of the files that it reads only when it starts; empty if there are none."""
-    """The account that it runs as; None: root."""
     exit_seconds: int = 20
     """How long launchd waits after SIGTERM before it sends SIGKILL."""
     restart_seconds: int = 10

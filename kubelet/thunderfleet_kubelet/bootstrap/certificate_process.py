@@ -1,16 +1,18 @@
 """Runs the process that works with keys and certificates."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from thunderfleet_kubelet import oneoff
+from thunderfleet_kubelet.answers import Answers
 
 WORK = "thunderfleet_kubelet.bootstrap.certificate_work"
 _KEPT = 16
 """Enough for both certificates and some successors of each."""
 _Pair = tuple[bytes, bytes]
+_FACTS = {"user", "starts", "ends", "addresses"}
 _known: dict[_Pair, dict[str, Any]] = {}
 
 
@@ -38,17 +40,28 @@ def new_request(node: str, addresses: Sequence[str] = ()) -> tuple[bytes, bytes]
     return made["key"].encode(), made["request"].encode()
 
 
-def read(pairs: Sequence[_Pair]) -> list[dict[str, Any]]:
-    """What certificates say, or a ``problem``. One process reads all pairs (of key and certificate, PEM) that are new."""
-    known = {pair: _known[pair] for pair in pairs if pair in _known}
+def read(pairs: Sequence[_Pair], answers: Answers | None = None) -> list[dict[str, Any]]:
+    """What certificates say, or a ``problem``. One process reads all pairs (of key and certificate, PEM) that are new.
+
+    ``answers``: those of earlier starts, which get all pairs.
+    """
+    known = {pair: _known[pair] for pair in pairs if pair in _known and answers is None}
     if new := [pair for pair in pairs if pair not in known]:
         order = [[part.decode("latin-1") for part in pair] for pair in new]
-        said: list[dict[str, Any]] = oneoff.done(WORK, {"work": "say", "pairs": order})["say"]
+        asked = {"work": "say", "pairs": order}
+        said = answers.done(WORK, asked, _facts_of) if answers is not None else _facts_of(oneoff.done(WORK, asked))
         known |= zip(new, said, strict=True)
         _known.update(known)
     for old in list(_known)[:-_KEPT]:
         _known.pop(old, None)
     return [known[pair] for pair in pairs]
+
+
+def _facts_of(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    said: list[dict[str, Any]] = answer["say"]
+    if not all("problem" in one or one.keys() >= _FACTS for one in said):
+        raise KeyError("a certificate's contents are incomplete")
+    return said
 
 
 def facts(key: bytes, certificate: bytes) -> Facts:

@@ -17,6 +17,7 @@ from pathlib import Path
 from thunderfleet_lib.csr.names import CLIENT_SIGNER, NODE_PREFIX, REQUESTS, SERVING_SIGNER
 from thunderfleet_lib.kube import ApiError, Json, Kube
 
+from thunderfleet_kubelet.answers import Answers
 from thunderfleet_kubelet.bootstrap import certificate_process
 from thunderfleet_kubelet.bootstrap.certificate_process import BadPair, Facts
 from thunderfleet_kubelet.bootstrap.certificate_process import CertificateError as CertificateError
@@ -168,13 +169,13 @@ def usable(pair: Pair, node: str, now: datetime, addresses: Sequence[str] = ()) 
     return {str(ipaddress.ip_address(address)) for address in addresses} <= set(facts.addresses)
 
 
-def read_ahead(files: Sequence[Path]) -> None:
+def read_ahead(files: Sequence[Path], answers: Answers) -> None:
     """Has one process read all these pairs, so that later calls find their contents. Those calls report problems."""
     pairs = []
     for file in files:
         with contextlib.suppress(CertificateError, OSError):
             pairs.append(_held(file))
-    certificate_process.read([(pair.key, pair.certificate) for pair in pairs if pair is not None])
+    certificate_process.read([(pair.key, pair.certificate) for pair in pairs if pair is not None], answers)
 
 
 def read_pair(file: Path) -> Pair | None:

@@ -37,6 +37,11 @@ class NodeIdentity:
         """Server key and certificate; missing until the first one is signed."""
         return self.folder / "serving.pem"
 
+    @property
+    def answers(self) -> Path:
+        """What processes have answered about the certificates and the configuration."""
+        return self.folder / "answers.json"
+
     def kube(self) -> Kube:
         """A new client with the credentials on disk."""
         return Kube.with_files(self.server, self.ca, certificate=self.client, key=self.client)

@@ -343,16 +343,21 @@ def spawn(spec: Mapping[str, Any], path: str) -> int:
             user=account.pw_uid if account else None,
             group=account.pw_gid if account else None,
             extra_groups=[account.pw_gid] if account else None,
-            preexec_fn=lambda: _limit(spec),
+            preexec_fn=lambda: _prepare(spec),
         )
     # launchd's loop reaps it.
     process.returncode = 0
     return process.pid
 
 
-def _limit(spec: Mapping[str, Any]) -> None:
+def _prepare(spec: Mapping[str, Any]) -> None:
+    """Limits and nice value of a job, in its process before it becomes the program."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft = int(spec.get("SoftResourceLimits", {}).get("NumberOfFiles", soft))
     hard = int(spec.get("HardResourceLimits", {}).get("NumberOfFiles", hard))
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, hard), hard))
+    if "Nice" in spec:
+        # Where this process is root on its Mac only, the machine may refuse a value below 0.
+        with contextlib.suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, 0, int(spec["Nice"]))

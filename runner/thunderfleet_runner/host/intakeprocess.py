@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from thunderfleet_runner import framing
+from thunderfleet_runner.host import priority
 from thunderfleet_runner.host.rankprocess import rank_environment, resident_bytes
 
 log = logging.getLogger(__name__)
@@ -109,6 +110,7 @@ class IntakeProcess:
             raise
         finally:
             theirs.close()
+        priority.inherited(process.pid)
         try:
             reader, writer = await asyncio.open_connection(sock=ours)
         except BaseException:
@@ -122,6 +124,8 @@ class IntakeProcess:
         try:
             async with asyncio.timeout(START_SECONDS):
                 await self._receive()
+            # It has inherited the value of a pod that starts, and from now on it works for clients.
+            priority.ordinary(self.pid)
             self._idle_bytes = await asyncio.to_thread(resident_bytes, self.pid)
         except TimeoutError as error:
             await self.end()

@@ -134,8 +134,7 @@ class RankProcess:
             raise
         finally:
             theirs.close()
-        # The rank has inherited the priority of a pod that starts. Clients and later attempts must not have it.
-        priority.ordinary()
+        priority.inherited(transport.get_pid())
         _remember(pid_file, transport.get_pid())
         self = cls(transport, exit_, ours, pid_file)
         ours.setblocking(False)

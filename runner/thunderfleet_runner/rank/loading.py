@@ -115,8 +115,7 @@ def load(
         split_model(model, split, group, ranges)
     tokenizer = mlxlm.load_tokenizer(folder, config)
     nbytes, layers = evaluate(model, report)
-    # A rank that waits for others may use a whole processor, so it comes before other programs only until now.
-    priority.ordinary()
+    priority.loaded()
     if group is not None:
         barrier(group)
     return Loaded(model=model, tokenizer=tokenizer, config=config, nbytes=nbytes, layers=layers)

@@ -24,12 +24,13 @@ from tests.chaos.plan import (
     Stage,
     Target,
 )
+from tests.support.generated import examples
 
 SEEDS = st.integers(0, 2**32)
 
 
 @given(SEEDS, st.integers(1, 40))
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_the_same_seed_gives_the_same_sequence_and_a_longer_run_begins_like_a_shorter(seed: int, faults: int) -> None:
     short = plan.first(seed, faults)
     assert plan.first(seed, faults + 7)[: len(short)] == short
@@ -41,7 +42,7 @@ def test_seeds_differ() -> None:
 
 
 @given(SEEDS)
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_steps_are_in_the_order_of_a_life_and_hit_what_is_there(seed: int) -> None:
     for episode in plan.first(seed, 90):
         start, serving, end = episode.steps
@@ -58,7 +59,7 @@ def test_steps_are_in_the_order_of_a_life_and_hit_what_is_there(seed: int) -> No
 
 
 @given(SEEDS)
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_two_faults_at_once_have_different_targets_and_are_undone_together(seed: int) -> None:
     double = [step for episode in plan.first(seed, 120) for step in episode.steps if len(step.blows) > 1]
     assert double

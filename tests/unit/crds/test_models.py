@@ -35,6 +35,8 @@ from thunderfleet_crds.vocabulary import (
     Transport,
 )
 
+from tests.support.generated import examples
+
 Json = dict[str, Any]
 KINDS = {kind.name: kind.model for kind in generate.KINDS}
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -54,7 +56,7 @@ def without_empty_collections(value: Any, node: Json) -> Any:
 
 
 @pytest.mark.parametrize("name", KINDS)
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_round_trip(
     name: str,

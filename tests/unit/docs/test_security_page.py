@@ -519,11 +519,14 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "The operator's pods have it": (
         "pod-first",
         "unit/operator/groups/test_manifests.py::test_the_pod_of_a_rank",
-        "unit/runner/host/test_waiting_process.py::test_only_the_rank_keeps_the_priority_of_a_pod_that_starts",
-        "unit/runner/rank/test_loading_files.py::test_a_rank_that_waits_for_others_has_no_priority",
+        "unit/runner/group/test_supervisor_group.py::test_a_group_comes_before_other_programs_until_it_is_ready",
+        "unit/runner/group/test_supervisor_group.py::test_a_group_comes_before_other_programs_for_a_limited_time",
     ),
-    "The process that checks requests never has it": (
-        "unit/runner/host/test_waiting_process.py::test_only_the_rank_keeps_the_priority_of_a_pod_that_starts",
+    "The process that checks requests loses it": (
+        "unit/runner/api/test_intake_process.py::test_a_process_that_works_for_clients_is_equal_to_other_programs",
+    ),
+    "Earlier, requests are answered without being read": (
+        "unit/runner/api/test_gateway_http.py::test_until_ready_no_request_is_read_and_none_starts_a_process",
     ),
     "Ids below 1000": ADVICE,
     "Accounts of a directory service": ADVICE,

@@ -15,6 +15,7 @@ from thunderfleet_lib.macnet.subnets import DEFAULT_NETWORK, cable_address
 from thunderfleet_lib.macnet.switch import Reach
 from thunderfleet_lib.macnet.values import Record
 
+from tests.support.generated import examples
 from tests.support.network.mac_network import BRIDGED, CABLE, SERVER, Killed, Mac, persistent
 
 
@@ -153,7 +154,7 @@ def test_an_undo_that_continues_claims_no_more_than_the_record_shows(tmp_path: P
     assert "API server was not reached" in refused and "not ready in time" in refused
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 # Killed between the end of its services and their removal.
 @example(bridged="1, 2", cables=2, route="bridge0", honest=False, kills=[(7, False), (2, False), (2, False)], reset=False)
 @given(

@@ -28,6 +28,7 @@ from thunderfleet_runner.api.http.admission import Admission
 from thunderfleet_runner.api.http.gateway import Gateway as GroupGateway
 from thunderfleet_runner.api.http.turns import place_of
 
+from tests.support.generated import examples
 from tests.support.routers.router import Client, Kit, bearer, client_of
 from tests.support.routers.routing import CHAT, KEYS, Gateway, Model, gateways
 from tests.support.waiting import until_async
@@ -745,11 +746,12 @@ _HEADERS = st.dictionaries(
 )
 
 
+@pytest.mark.hypothesis
 async def test_odd_requests_kill_nothing_and_always_get_a_response() -> None:
     """Any body, header and answer of a gateway: the router answers, and answers the next request as well."""
     oddities: list[tuple[str, bytes, dict[str, str], int, bytes, str]] = []
 
-    @settings(max_examples=60, database=None)
+    @settings(max_examples=examples(60), database=None)
     @given(
         path=st.sampled_from(POSTS),
         body=st.binary(max_size=200) | _JSON.map(lambda value: json.dumps(value).encode())

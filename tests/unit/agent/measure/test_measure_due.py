@@ -55,6 +55,8 @@ from thunderfleet_crds.kinds.nodeprofile import Agent, GroupUse, NodeProfile, No
 from thunderfleet_crds.kinds.thunderboltlink import LinkEnd, ThunderboltLink, ordered
 from thunderfleet_crds.vocabulary import MeasurementTransport, ReachabilityState
 
+from tests.support.generated import examples
+
 WALL = datetime(2026, 3, 1, 12, tzinfo=UTC)
 GPU = Probe(Key(ProbeKind.GPU), 3600, 20)
 CABLE = Probe(Key(ProbeKind.SOCKET, Target("b", "10.0.0.2", "a.tb1--b.tb1")), 300, 13, 100)
@@ -137,7 +139,7 @@ histories = st.builds(
     budget=st.integers(50, 300),
     now=st.floats(0, 30_000),
 )
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_what_runs_is_open_due_and_within_the_budget(
     history: dict[Key, History],
     closed: set[Key],
@@ -273,7 +275,7 @@ def test_who_asks_gives_way_to_a_smaller_name_only() -> None:
 
 
 @given(st.data())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_macs_that_request_each_other_never_deadlock_and_one_measures(data: st.DataObject) -> None:
     """Requests and answers in any order: never two probes on one Mac, no deadlock, and the first Mac by name succeeds."""
     names = ["a", "b", "c", "d", "e"][: data.draw(st.integers(2, 5))]

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from thunderfleet_kubelet import oneoff
+from thunderfleet_kubelet.answers import Answers
 from thunderfleet_kubelet.bootstrap import certificate_process, renewer
 from thunderfleet_kubelet.bootstrap.certificate_work import new_key, signing_request
 from thunderfleet_kubelet.bootstrap.certificates import (
@@ -150,7 +151,7 @@ def test_one_process_reads_all_certificates_ahead(tmp_path: Path, monkeypatch: p
         return done(module, order)
 
     monkeypatch.setattr(oneoff, "done", counted)
-    read_ahead(files)
+    read_ahead(files, Answers(tmp_path / "answers.json"))
     assert len(orders) == 1
     assert [read_pair(file) for file in files[:2]] == [held, serving]
     assert usable(serving, "studio-1", START, ["192.168.64.11"])

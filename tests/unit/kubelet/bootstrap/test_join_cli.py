@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 from thunderfleet_controlplane.daemons.keys import problems
-from thunderfleet_kubelet import cli
+from thunderfleet_kubelet import cli, configprocess, oneoff
+from thunderfleet_kubelet.answers import Answers
+from thunderfleet_kubelet.bootstrap import certificate_process
+from thunderfleet_kubelet.bootstrap.certificates import read_pair
 from thunderfleet_kubelet.bootstrap.errors import JoinError
 from thunderfleet_kubelet.cli import main, parser
 from thunderfleet_kubelet.singleton import only_one
@@ -80,6 +83,13 @@ def test_a_node_that_has_joined_runs_in_a_fresh_program(tmp_path: Path, monkeypa
     assert [words[: len(start)] for words in began] == [start]
     assert parser().parse_args(began[0][len(start) :]) == parser().parse_args(["run", *given[2:], *options])
     assert main([*JOIN, *given, "--no-run"]) == 0 and len(began) == 1
+    # The kubelet asks no process for what this one has read.
+    client = read_pair(tmp_path / "identity" / "client.pem")
+    monkeypatch.setattr(oneoff, "done", None)
+    monkeypatch.setattr(certificate_process, "_known", {})
+    kept = Answers(tmp_path / "identity" / "answers.json")
+    assert configprocess.load(config, "studio-1", kept).node_name == "studio-1"
+    assert client is not None and "user" in certificate_process.read([(client.key, client.certificate)], kept)[0]
 
 
 PREFERRED = """
@@ -103,14 +113,22 @@ print(before)
 """
 
 
-def test_pods_wait_for_a_kubelet_that_comes_before_other_programs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", ["itself", "launchd"])
+def test_pods_wait_for_a_kubelet_that_comes_before_other_programs(tmp_path: Path, by: str) -> None:
     make_identity(tmp_path)
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    first = -10 if os.geteuid() == 0 else own
+    given = first if by == "launchd" else own
     done = subprocess.run(
-        [sys.executable, "-c", PREFERRED, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", PREFERRED, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        preexec_fn=lambda: os.setpriority(os.PRIO_PROCESS, 0, given),
     )
-    *found, before = map(int, done.stdout.split())
-    first = -10 if os.geteuid() == 0 else before
-    assert found == [first, first, before, before]
+    lasting = max(given, 0)
+    assert list(map(int, done.stdout.split())) == [first, first, lasting, lasting, given]
 
 
 def test_one_kubelet_a_root(tmp_path: Path) -> None:
@@ -132,6 +150,7 @@ def test_the_launch_daemon_abandons_its_containers(capsys: pytest.CaptureFixture
     assert made["AbandonProcessGroup"] is True
     assert made["KeepAlive"] is True
     assert made["ExitTimeOut"] >= 60
+    assert made["Nice"] == -10
     assert "UserName" not in made, "a root daemon: user agents are cut off from LAN peers"
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from thunderfleet_kubelet import configprocess
+from thunderfleet_kubelet.answers import Answers
 from thunderfleet_kubelet.config import ConfigError, ImagePulls, PodUsers
 from thunderfleet_kubelet.configfile import SETTINGS, load, parse
 
@@ -79,12 +80,14 @@ def test_a_process_reads_the_same_and_says_the_same(python: str, tmp_path: Path,
     monkeypatch.setattr(sys, "executable", python)
     file = tmp_path / "kubelet.yaml"
     file.write_text(WHOLE + "cableNetwork: 10.0.0.0/16\nimagePulls: {registries: [a.example], caFile: /ca.crt}\n")
-    assert configprocess.load(file) == configprocess.load(file, "other") == load(file)
-    assert type(configprocess.load(file).image_pulls) is ImagePulls
-    assert configprocess.load(None, "studio-7") == parse("nodeName: studio-7", "")
+    answers = Answers(tmp_path / "none" / "answers.json")
+    read = configprocess.load(file, "other", answers)
+    assert read == load(file)
+    assert type(read.image_pulls) is ImagePulls
+    assert configprocess.load(None, "studio-7", answers) == parse("nodeName: studio-7", "")
     file.write_text("prot: 1")
     with pytest.raises(ConfigError) as caught:
-        configprocess.load(file)
+        configprocess.load(file, "other", answers)
     with pytest.raises(ConfigError) as direct:
         load(file)
     assert str(caught.value) == str(direct.value)

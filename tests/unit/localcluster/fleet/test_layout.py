@@ -9,6 +9,8 @@ from thunderfleet_localcluster.fleet.layout import Mode, link_local, mac_address
 from thunderfleet_localcluster.fleet.spec import MAX_MACHINES, Fleet
 from thunderfleet_localcluster.network.plan import missing_aliases
 
+from tests.support.generated import examples
+
 
 def _line(count: int) -> Fleet:
     machines = [{"name": f"m{i}", "model": "Mac Studio (M3 Ultra)"} for i in range(count)]
@@ -65,7 +67,7 @@ cables:
 
 
 @given(st.text(min_size=1, max_size=10), st.integers(1, 6))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_identities_are_stable_and_local(name: str, port: int) -> None:
     mac = mac_address(name, f"en{port}")
     assert mac == mac_address(name, f"en{port}")

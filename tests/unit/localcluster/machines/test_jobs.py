@@ -206,7 +206,7 @@ def test_a_job_gets_what_its_property_list_says(mac: Mac, tmp_path: Path) -> Non
     log = tmp_path / "log"
     log.write_text("kept\n")
     mac.load(
-        "echo $PATH; echo $A; pwd; ulimit -n; umask; echo bad >&2",
+        "echo $PATH; echo $A; pwd; ulimit -n; umask; nice; echo bad >&2",
         RunAtLoad=True,
         EnvironmentVariables={"A": "b c"},
         WorkingDirectory="/tmp",
@@ -214,11 +214,12 @@ def test_a_job_gets_what_its_property_list_says(mac: Mac, tmp_path: Path) -> Non
         StandardErrorPath=str(log),
         SoftResourceLimits={"NumberOfFiles": 77},
         Umask=0o027,
+        Nice=17,
     )
     pid = mac.pid
     assert pid is not None and mac.reap(pid) == 0
     path = "/recorded/bin:/usr/bin:/bin:/usr/sbin:/sbin"
-    assert log.read_text().splitlines() == ["kept", path, "b c", "/tmp", "77", "0027", "bad"]
+    assert log.read_text().splitlines() == ["kept", path, "b c", "/tmp", "77", "0027", "17", "bad"]
 
 
 def test_a_program_that_does_not_exist_is_tried_again(mac: Mac) -> None:

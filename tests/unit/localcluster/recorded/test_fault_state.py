@@ -18,6 +18,8 @@ from thunderfleet_localcluster.recorded import network
 from thunderfleet_localcluster.recorded.folder import texts, write_machine
 from thunderfleet_localcluster.recorded.thunderbolt import thunderbolt
 
+from tests.support.generated import examples
+
 FLEET = """
 machines:
   - {name: a, model: Mac Studio (M3 Ultra), rdma: true}
@@ -102,7 +104,7 @@ def test_a_mac_that_is_off_leaves_idle_ports_and_comes_back_with_other_uuids(pla
     }
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([0, 1]), st.sampled_from(["pull", "plug", "slow"])), max_size=8))
 def test_both_ends_agree_whatever_happens(steps: list[tuple[int, str]]) -> None:
     plan, state = plan_layout(parse_fleet(FLEET), "loopback"), FaultState()

@@ -17,6 +17,8 @@ from thunderfleet_localcluster.recorded import hardware, network, rdma
 from thunderfleet_localcluster.recorded.folder import texts, write_machine
 from thunderfleet_localcluster.recorded.thunderbolt import thunderbolt
 
+from tests.support.generated import examples
+
 Json = dict[str, Any]
 
 
@@ -36,7 +38,7 @@ def check(fleets: st.SearchStrategy[Fleet]) -> Any:
     """Runs a check on many random layouts."""
 
     def run(body: Any) -> None:
-        @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        @settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
         @given(fleets, st.sampled_from(["namespaces", "loopback"]))
         def inner(fleet: Fleet, mode: Any) -> None:
             body(plan_layout(fleet, mode, 77))
@@ -46,6 +48,7 @@ def check(fleets: st.SearchStrategy[Fleet]) -> Any:
     return run
 
 
+@pytest.mark.hypothesis
 def test_both_ends_of_every_cable_agree(check: Any) -> None:
     def body(layout: Layout) -> None:
         domains: dict[str, tuple[str, int]] = {}
@@ -83,6 +86,7 @@ def test_both_ends_of_every_cable_agree(check: Any) -> None:
     check(body)
 
 
+@pytest.mark.hypothesis
 def test_ports_are_interfaces_and_addresses_are_real(check: Any) -> None:
     def body(layout: Layout) -> None:
         used: set[str] = set()
@@ -114,6 +118,7 @@ def test_ports_are_interfaces_and_addresses_are_real(check: Any) -> None:
     check(body)
 
 
+@pytest.mark.hypothesis
 def test_rdma_is_where_it_can_be(check: Any) -> None:
     def body(layout: Layout) -> None:
         for machine in _macs(layout):
@@ -136,6 +141,7 @@ def test_rdma_is_where_it_can_be(check: Any) -> None:
     check(body)
 
 
+@pytest.mark.hypothesis
 def test_texts_have_the_layout_of_system_profiler(check: Any) -> None:
     def body(layout: Layout) -> None:
         for machine in _macs(layout):

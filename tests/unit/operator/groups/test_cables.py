@@ -31,6 +31,7 @@ from thunderfleet_operator.placement import Cable, CableFault, End, Fleet
 from thunderfleet_operator.placement.graph.hops import rdma_problem, ring_problem
 from thunderfleet_operator.watch.cache import CONFIGMAPS, LINKS, NODEPROFILES, NODES, Collection
 
+from tests.support.generated import examples
 from tests.unit.operator.values import plan
 from tests.unit.operator.world import GIB, World
 
@@ -307,7 +308,7 @@ def test_rdma_alone_may_be_unsteady() -> None:
     assert rdma_problem(one) == one.rdma_unsteady.problem and ring_problem(Fleet(), one) is None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(seed=st.integers(0, 2**32), seconds=st.integers(60, int(STEADY_LIMIT_SECONDS)))
 def test_a_group_follows_a_flapping_cable_a_logarithmic_number_of_times(seed: int, seconds: int) -> None:
     """A group that uses the cable whenever it may: it leaves it when it is out, and goes back when it is steady."""
@@ -324,7 +325,7 @@ def test_a_group_follows_a_flapping_cable_a_logarithmic_number_of_times(seed: in
     assert moves <= 2 * steps
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     faults=st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), min_size=1, max_size=6),
     jaccl=st.booleans(),

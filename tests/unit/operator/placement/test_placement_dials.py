@@ -28,6 +28,8 @@ from thunderfleet_operator.placement import (
 from thunderfleet_operator.placement.graph.coordinators import coordinators
 from thunderfleet_operator.placement.graph.hops import ring_problem
 
+from tests.support.generated import examples
+
 GIB = 2**30
 MODEL = ModelFacts("/m", "org/m", bytes=12 * GIB, tensor=(TensorFacts(2, (6 * GIB,) * 2), TensorFacts(3, (4 * GIB,) * 3)))
 REQUEST = Request(path="/m", memory=MemoryRequest(1, 1, 0, 0), min_nodes=2)
@@ -113,7 +115,7 @@ def published(fleet: Fleet, names: Iterable[str] = NAMES) -> bool:
     return any(fleet.macs[name].dials is not None for name in names)
 
 
-@settings(max_examples=max(300, settings().max_examples), deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(fleets(), st.sampled_from(SIDES))
 def test_rank_0_is_the_mac_that_most_others_have_reached(fleet: Fleet, transport: PlacedTransport) -> None:
     found = coordinators(fleet, list(fleet.macs.values()), transport)
@@ -155,7 +157,7 @@ def used(found: Placement) -> Iterator[tuple[str, str, str, bool]]:
             yield *ends, rank.relay.address, True
 
 
-@settings(max_examples=max(400, settings().max_examples), deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(fleets(), st.booleans(), st.sampled_from((2, 3)))
 def test_no_plan_uses_an_address_that_was_dialled_in_vain(fleet: Fleet, direct: bool, size: int) -> None:
     found = plan(fleet, replace(REQUEST, ring_without_relay=direct, min_nodes=size, max_nodes=size))

@@ -39,6 +39,8 @@ from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.candidates import CandidateSearch
 from thunderfleet_operator.placement.search.hop_graphs import Known
 
+from tests.support.generated import examples
+
 NO_KV = MemoryRequest(context_tokens=1, concurrent_requests=1, cached_tokens=0, headroom_percent=0)
 PATH = "/models/a"
 JACCL = (Transport.JACCL, Transport.JACCL_RING)
@@ -465,7 +467,7 @@ def test_groups_of_all_shapes_are_the_same_as_by_brute_force() -> None:
     assert all(shapes[text] for text in wanted), shapes
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=SLOW)
 @given(SEEDS)
 def test_a_place_that_is_still_good_is_kept(seed: int) -> None:
     fleet, _, request = problem(seed)
@@ -476,7 +478,7 @@ def test_a_place_that_is_still_good_is_kept(seed: int) -> None:
         assert again.ranks == found.ranks and again.score == found.score
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=SLOW)
 @given(SEEDS)
 def test_a_place_on_a_changed_fleet_is_confirmed_as_by_a_search_among_all_macs(seed: int) -> None:
     fleet, _, request = problem(seed)
@@ -566,7 +568,7 @@ def _joined(fleet: Fleet, lan: bool) -> set[frozenset[str]]:
     return {frozenset((one, other)) for one, other in pairs if set(found[one]) & set(found[other])}
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=SLOW)
 @given(SEEDS, SEEDS)
 def test_a_changed_fleet_is_as_good_as_a_new_one(seed: int, another: int) -> None:
     one, other, dice = problem(seed), problem(another), random.Random(seed)

@@ -19,6 +19,7 @@ from thunderfleet_operator.placement import Cable, End, Fleet, Mac, Question, Wh
 from thunderfleet_operator.reconcile import Reconciler
 from thunderfleet_operator.watch.cache import DEPLOYMENTS, LINKS, NODEPROFILES, Collection
 
+from tests.support.generated import examples
 from tests.unit.operator.world import GIB, InlinePlanner, Json, World, tiny_model
 
 PAIRS = (("s1", "s2"), ("s3", "s4"), ("s5", "s6"))
@@ -199,7 +200,7 @@ EVENTS = st.one_of(
 )
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(EVENTS, min_size=1, max_size=5))
 def test_who_is_left_out_would_have_written_nothing(events: list[Any]) -> None:
     async def run() -> None:

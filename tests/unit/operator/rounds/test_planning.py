@@ -38,6 +38,7 @@ from thunderfleet_operator.planning.planner import ADVICE_DUTY, DUTY, RETRY, Pla
 from thunderfleet_operator.planning.process import PlanningFailed, PlanningProcess
 
 from tests.bench.planner.placement import cliques, large_model, racks
+from tests.support.generated import examples
 from tests.support.waiting import until_async
 
 GIB = 2**30
@@ -215,7 +216,7 @@ def test_a_fleet_is_sent_in_parts_and_then_what_changed() -> None:
 # --- answers that still hold ---
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=4), st.lists(st.integers(1, 64), min_size=1, max_size=4))
 def test_an_answer_on_an_older_fleet_is_used_only_if_it_can_be_carried_out(before: list[int], now: list[int]) -> None:
     known, old, new = KnownAnswers(lambda: 0.0), where(*before), where(*now)

@@ -28,6 +28,7 @@ from thunderfleet_operator.watch.lists import Lists
 from thunderfleet_operator.watch.workqueue import WorkQueue
 from thunderfleet_operator.worker import Worker
 
+from tests.support.generated import examples
 from tests.support.waiting import until_async
 from tests.unit.operator.rounds.test_turns import Crowd
 from tests.unit.operator.world import GIB, InlinePlanner, Json, World
@@ -135,7 +136,7 @@ class Busy(Crowd):
 # --- no two take the same ---
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(6), deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32), macs=st.integers(2, 8), count=st.integers(2, 12), replicas=st.integers(1, 2))
 def test_no_two_groups_get_one_room(seed: int, macs: int, count: int, replicas: int) -> None:
     """With a planner that knows of no turns, all rounds want the same Macs, each with room for two groups at most."""

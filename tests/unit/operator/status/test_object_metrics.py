@@ -17,6 +17,8 @@ from thunderfleet_operator.metrics import Metrics
 from thunderfleet_operator.object_metrics import ObjectMetrics, Objects
 from thunderfleet_operator.observe.objects.nodes import Node, read_node
 
+from tests.support.generated import examples
+
 Json = dict[str, Any]
 
 TIME = "2026-03-01T12:00:00Z"
@@ -247,7 +249,7 @@ def mixed(parts: tuple[Objects, Objects, Objects, Objects]) -> Objects:
     return Objects(parts[0].deployments, parts[1].links, parts[2].profiles, parts[3].nodes, parts[1].needed)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.data())
 def test_every_page_is_what_the_objects_are_now(data: st.DataObject) -> None:
     """Objects come, change one without the others, and go; each page is as prometheus-client writes the same families."""

@@ -24,6 +24,7 @@ from thunderfleet_operator.watch.cache import CONFIGMAPS, DEPLOYMENTS, LINKS, NO
 from thunderfleet_operator.watch.lean import pod_only
 
 from tests.support import schemas
+from tests.support.generated import FUZZ, examples
 from tests.unit.operator.world import GIB, World
 
 KEYS = Keyring(b"k" * 32)
@@ -211,7 +212,7 @@ def test_an_object_that_cannot_be_read_takes_nothing_from_the_others(
 
 
 STUDIO = "studio-1.tb1--studio-2.tb1"
-ROUNDS = settings(max_examples=min(settings.default.max_examples if settings.default else 100, 2000))
+ROUNDS = settings(max_examples=examples(10) if FUZZ else 100)
 """Fewer in `make fuzz` than of what is only read: a round takes some 50 ms."""
 
 

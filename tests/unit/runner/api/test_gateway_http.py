@@ -150,6 +150,30 @@ async def test_until_ready_it_says_what_is_waited_for(client: TestClient[Any, An
     assert (await client.get("/healthz")).status == 200
 
 
+async def test_until_ready_no_request_is_read_and_none_starts_a_process(script: Script) -> None:
+    started: list[int] = []
+
+    async def start() -> Any:
+        started.append(1)
+        return await script.process()
+
+    async def endless() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    script.phase = GroupPhase.LOADING
+    script.service.detach("loading")
+    served = gateway.Gateway(script.service, Intake(start), ()).app()
+    async with TestClient(TestServer(served, handler_cancellation=True)) as client:
+        for path in ("chat/completions", "completions", "messages", "messages/count_tokens", "responses", "embeddings"):
+            async with asyncio.timeout(60):
+                assert (await client.post(f"/v1/{path}", data=endless())).status == 503
+        for path in ("tokenize", "detokenize"):
+            async with asyncio.timeout(60):
+                assert (await client.post(f"/{path}", data=endless())).status == 503
+    assert not started
+
+
 async def test_a_key_is_asked_for_when_there_is_one(script: Script) -> None:
     async with _client(script, ("good", "better")) as client:
         for header in ({}, {"Authorization": "Bearer bad"}, {"Authorization": "Basic good"}, {"Authorization": "good"}):

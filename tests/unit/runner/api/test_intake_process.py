@@ -162,6 +162,14 @@ async def test_a_start_that_is_cancelled_leaves_no_process(monkeypatch: pytest.M
     assert made[0].returncode is not None
 
 
+async def test_a_process_that_works_for_clients_is_equal_to_other_programs(preferred: int) -> None:
+    process = await IntakeProcess.start(COMMAND)
+    try:
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == max(preferred, 0)
+    finally:
+        await process.end()
+
+
 STOPPED = """
 import asyncio, json, os, signal, sys
 from thunderfleet_runner.api.intake import Intake

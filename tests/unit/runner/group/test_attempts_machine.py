@@ -43,6 +43,8 @@ from thunderfleet_runner.group.decide.events import (
 )
 from thunderfleet_runner.host import rankprocess
 
+from tests.support.generated import examples
+
 MACS = ("mac-0", "mac-1", "mac-2")
 RETRY = Fault(FaultClass.RETRY, "RankKilled", "killed")
 BUG = Fault(FaultClass.BUG, "Unknown", "odd")
@@ -544,7 +546,7 @@ class World:
                 pass
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(data=st.data(), size=st.integers(1, 3), budget=st.integers(1, 4))
 def test_no_order_of_events_mixes_attempts_or_gives_up_early(data: st.DataObject, size: int, budget: int) -> None:
     world = World(size, budget)
@@ -560,7 +562,7 @@ def test_no_order_of_events_mixes_attempts_or_gives_up_early(data: st.DataObject
         assert world.waits == sorted(world.waits)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(data=st.data(), size=st.integers(1, 3))
 def test_from_any_state_a_correct_group_becomes_ready(data: st.DataObject, size: int) -> None:
     world = World(size, 3)

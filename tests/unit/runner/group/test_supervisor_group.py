@@ -23,10 +23,12 @@ from thunderfleet_runner.group import heartbeats
 from thunderfleet_runner.group.decide import events, stall
 from thunderfleet_runner.group.decide.attempts import Phase
 from thunderfleet_runner.group.leader import Leader
+from thunderfleet_runner.host import priority
 from thunderfleet_runner.net import connection, control, join, peers
 from thunderfleet_runner.supervisor import Supervisor
 
 from tests.support.processes import exists
+from tests.support.waiting import until_async
 
 MakeGroup = Callable[..., Any]
 
@@ -508,3 +510,46 @@ async def _get_state(group: Any, keys: Path) -> GroupState:
 def test_peers_messages_survive_the_wire() -> None:
     order = peers.Launch(attempt=2, hosts=("127.0.0.1:1",))
     assert peers.ORDER.validate_json(order.model_dump_json()) == order
+
+
+def _nice(supervisor: Any) -> list[int]:
+    """The nice values of this process and of the rank's."""
+    return [os.getpriority(os.PRIO_PROCESS, pid) for pid in (0, supervisor.member.pid)]
+
+
+async def test_a_group_comes_before_other_programs_until_it_is_ready(make_group: MakeGroup, preferred: int) -> None:
+    group = make_group(1)
+    loading = group.faults / "slow-load-0"
+    loading.touch()
+    leader = group.start(0)
+    await group.until(lambda: leader.member.running, "a rank runs")
+    assert _nice(leader) == [preferred, preferred]
+    loading.unlink()
+    await group.until_ready()
+    assert _nice(leader) == [max(preferred, 0)] * 2
+
+
+async def test_a_rank_that_waits_for_its_peers_comes_before_other_programs_for_a_limited_time(
+    make_group: MakeGroup, preferred: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(priority, "START_SECONDS", 0.3)
+    waiting = make_group(2).start(0).member.slot
+
+    def nice() -> int | None:
+        return os.getpriority(os.PRIO_PROCESS, waiting.spare_pid) if waiting.spare_pid else None
+
+    await until_async(lambda: nice() == max(preferred, 0), "it is equal to other programs")
+
+
+async def test_a_group_comes_before_other_programs_for_a_limited_time(
+    make_group: MakeGroup, preferred: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(priority, "START_SECONDS", 0.3)
+    group = make_group(1)
+    loading = group.faults / "slow-load-0"
+    loading.touch()
+    leader = group.start(0)
+    equal = [max(preferred, 0)] * 2
+    await group.until(lambda: leader.member.running and _nice(leader) == equal, "it is equal to other programs")
+    assert leader.state.phase is not GroupPhase.READY
+    loading.unlink()

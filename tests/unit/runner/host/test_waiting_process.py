@@ -119,32 +119,6 @@ async def test_the_end_of_a_rank_is_noticed_though_a_program_that_it_started_hol
     assert await asyncio.wait_for(codes.get(), 60) == -signal.SIGABRT
 
 
-PREFERRED = """
-import asyncio, os, pathlib, signal, sys
-from thunderfleet_runner.host.rankprocess import RankProcess
-async def main():
-    if os.geteuid() == 0:
-        os.setpriority(os.PRIO_PROCESS, 0, -3)
-    process = await RankProcess.start(
-        ["sleep", "60"], pid_file=pathlib.Path(sys.argv[1]), on_message=print, on_exit=lambda code: ended.set()
-    )
-    print(os.getpriority(os.PRIO_PROCESS, process.pid), os.getpriority(os.PRIO_PROCESS, 0))
-    os.kill(process.pid, signal.SIGKILL)
-    await ended.wait()
-ended = asyncio.Event()
-asyncio.run(main())
-"""
-
-
-def test_only_the_rank_keeps_the_priority_of_a_pod_that_starts(tmp_path: Path) -> None:
-    """The supervisor answers clients, and starts what reads their requests."""
-    command = [sys.executable, "-c", PREFERRED, str(tmp_path / "rank.pid")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, process_group=0)
-    own = os.getpriority(os.PRIO_PROCESS, 0)
-    # Only root can start it with a higher priority.
-    assert [int(word) for word in done.stdout.split()] == ([-3, 0] if os.geteuid() == 0 else [own, own])
-
-
 def test_a_waiting_rank_imports_only_the_standard_library_and_mlx() -> None:
     code = (
         "import sys\n"

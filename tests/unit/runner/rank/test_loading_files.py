@@ -45,12 +45,12 @@ def test_progress_adds_up_to_the_weights(tiny: Path) -> None:
     assert [entry[0] for entry in told] == sorted({entry[0] for entry in told})
 
 
-def test_a_rank_that_waits_for_others_has_no_priority(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_waits_for_others_lets_those_that_load_come_first(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[str] = []
-    monkeypatch.setattr(priority, "ordinary", lambda: steps.append("takes it back"))
+    monkeypatch.setattr(priority, "loaded", lambda: steps.append("has loaded"))
     monkeypatch.setattr(loading, "barrier", lambda group: steps.append("waits"))
     loading.load(tiny, group=object(), report=lambda *now: steps.append("loads"))
-    assert steps[0] == "loads" and steps[-2:] == ["takes it back", "waits"]
+    assert steps[0] == "loads" and steps[-2:] == ["has loaded", "waits"]
 
 
 def test_a_truncated_file_is_an_error_by_name(tiny: Path) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from thunderfleet_runner.intake.pooling import vector_size
 from thunderfleet_runner.rank import mlxlm
 from transformers import AutoTokenizer
 
+from tests.support.generated import FUZZ, examples
 from tests.support.models import embeddingmodel
 from tests.support.suite.later import Later
 from tests.support.waiting import until_async
@@ -33,7 +33,7 @@ else:
 MODEL = "org/Qwen3-Embedding-tiny"
 TEXTS = ["Hello", "Which Macs are wired together?", "a", "x" * 700, "Which Macs are wired together!"]
 LAST = {"word_embedding_dimension": 64, "pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}
-EXAMPLES = 200 if os.environ.get("HYPOTHESIS_PROFILE") == "fuzz" else 10
+EXAMPLES = examples(10) // 10 if FUZZ else 10
 CONTEXT = 4096
 """More than the tokens of one step."""
 CLOSE = 2e-5

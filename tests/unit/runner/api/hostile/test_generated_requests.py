@@ -6,7 +6,6 @@ They are sent a few at a time. In the same batch and afterwards, the fixed promp
 
 import asyncio
 import json
-import os
 import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -18,9 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from thunderfleet_localcluster.models import tinymodel
 
+from tests.support.generated import FUZZ, examples
+
 MODEL = "thunderfleet/tiny"
 AT_ONCE = 6
-EXAMPLES = (2000 if os.environ.get("HYPOTHESIS_PROFILE") == "fuzz" else 51) // AT_ONCE
+EXAMPLES = (examples(10) if FUZZ else 51) // AT_ONCE
 ANSWER_SECONDS = 60.0
 """Time limit of an answer."""
 ENDS = ("data: [DONE]\n\n", "event: message_stop", "event: response.completed", "event: response.incomplete",
