@@ -113,11 +113,11 @@ class Operator:
         self.groups = GroupClient(lambda key: self.queue.changed(work_key(DEPLOYMENTS, key)), self.leading)
         self.lists = Lists(kube, self.cache, self.changed, self._remove_link)
         self._index = Index(self.cache, lambda: self._keys)
-        self._events = Events(kube, self.metrics, self.term, str(configuration.identity))
+        self._events = Events(kube, self.metrics, str(configuration.identity), lambda: self._waiting() > 0)
         writer = Writer(kube, self.cache, self.metrics, self.term, partial(self.changed, own=True), self._events.later)
         self._writer = writer
         macs = MacController(self._index, writer, _now)
-        links = LinkController(self._index, writer, _now)
+        links = LinkController(self._index, writer, _now, lambda: self.leader.first_led)
         certificates = CertificateController(kube, self._index, writer, _now)
         drains = Drains(self.groups, time.monotonic)
         settings = configuration.settings
@@ -186,7 +186,7 @@ class Operator:
         self._synced = asyncio.Event()
         self._watching = asyncio.Event()
         self._stop = asyncio.Event()
-        self.metrics.queue.set_function(lambda: len(self.queue) + len(self.cables))
+        self.metrics.queue.set_function(self._waiting)
         self.metrics.leading.set_function(lambda: 1.0 if self.leading() else 0.0)
         self.metrics.clock.set_function(lambda: float(kube.clock.wrong or 0))
         for part in Part:
@@ -204,6 +204,10 @@ class Operator:
             index.live_nodes.values(),
             self._scaling.needed(),
         )
+
+    def _waiting(self) -> int:
+        """The number of keys whose round is due."""
+        return len(self.queue) + len(self.cables)
 
     async def _remove_link(self, name: str, uid: str) -> None:
         """Deletes a link that is not kept, while this replica leads."""
@@ -377,6 +381,7 @@ class Operator:
         await self.groups.close()
         await self.leader.release()
         self._stop.set()
+        await self._events.end()
         if watch:
             await asyncio.wait(watch, timeout=STOP_SECONDS)
             for task in watch:

@@ -1,17 +1,21 @@
 """Events, as objects of the API server.
 
-They are written one after the other, beside all other writes: nobody waits for an Event as for a status, and an operator that
-starts in front of a thousand new cables has as many Events to write as statuses. Those that wait when it ends are lost.
+Each is about something that has been written already, mostly a status, and no later round would find it again. So Events are
+written after their term as the leader too, are tried again while the API server is away, and those that wait when the operator
+ends are written then.
+
+Statuses come first, because nobody waits for an Event as for a status: while rounds wait, an Event is written now and then.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import time
 from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 from thunderfleet_crds.kinds.nodeprofile import NodeProfile
@@ -29,6 +33,19 @@ About = ModelDeployment | NodeProfile | ThunderboltLink
 REPORTER = "thunderfleet-operator"
 MOST_WAITING = 20_000
 """Events that wait to be written: several for each cable and ModelDeployment of the largest fleet."""
+MOST_NORMAL = MOST_WAITING * 3 // 4
+"""How many may wait when one comes that is no warning. The rest is left for warnings."""
+PAUSE_SECONDS = 0.02
+"""Between two Events: 50 a second, as a kubelet writes at most."""
+BUSY_SECONDS = 1.0
+"""The same in addition while rounds wait."""
+LOOK_SECONDS = 0.1
+"""How often it is checked meanwhile whether they still wait."""
+RETRY_SECONDS = 10.0
+TRIES = 12
+"""How often an Event is tried while the API server is away, as the recorder of client-go does."""
+END_SECONDS = 5.0
+"""How long Events are still written when the operator ends."""
 
 
 def manifest(about: About, occurrence: Occurrence, instance: str) -> dict[str, Any]:
@@ -64,50 +81,66 @@ def manifest(about: About, occurrence: Occurrence, instance: str) -> dict[str, A
     }
 
 
-class _Waiting(NamedTuple):
-    term: int
-    body: dict[str, Any]
-
-
 class Events:
-    """Writes Events. ``term``: as for ``Writer``. ``instance``: the name of this replica."""
+    """Writes Events, one after the other. ``instance``: the name of this replica. ``busy``: whether rounds wait."""
 
-    def __init__(self, kube: Kube, metrics: Metrics, term: Callable[[], int], instance: str) -> None:
+    def __init__(self, kube: Kube, metrics: Metrics, instance: str, busy: Callable[[], bool]) -> None:
         self._kube = kube
         self._metrics = metrics
-        self._term = term
         self._instance = instance
+        self._busy = busy
         self._limit = EventLimit()
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[dict[str, Any]] = deque()
         self._wake = asyncio.Event()
 
     def later(self, about: About, occurrence: Occurrence) -> None:
         """Has an Event created soon, with the time of now, unless there were too many about the object."""
+        name, most = about.metadata.name, MOST_WAITING if occurrence.warning else MOST_NORMAL
         if not self._limit.take(str(about.metadata.uid), time.monotonic()):
-            log.debug("Event %s about %s is not created: there were too many", occurrence.reason, about.metadata.name)
-        elif len(self._waiting) >= MOST_WAITING:
-            name = about.metadata.name
-            log.warning("Event %s about %s is not created: %d others wait", occurrence.reason, name, MOST_WAITING)
+            log.debug("Event %s about %s is not created: there were too many", occurrence.reason, name)
+        elif len(self._waiting) >= most:
+            log.warning("Event %s about %s is not created: %d others wait", occurrence.reason, name, len(self._waiting))
         else:
-            self._waiting.append(_Waiting(self._term(), manifest(about, occurrence, self._instance)))
+            self._waiting.append(manifest(about, occurrence, self._instance))
             self._wake.set()
 
     async def run(self) -> None:
         """Writes until cancelled."""
+        due, failures = 0.0, 0
         while True:
-            await self.write()
-            self._wake.clear()
             if not self._waiting:
+                self._wake.clear()
                 await self._wake.wait()
-
-    async def write(self) -> None:
-        """Writes what waits. A failure to do so is only logged; what another term has seen is not written in this one."""
-        while self._waiting:
-            term, body = self._waiting.popleft()
-            if not term or term != self._term():
+            left = due - time.monotonic() + (BUSY_SECONDS if self._busy() else 0.0)
+            if left > 0:
+                await asyncio.sleep(min(left, LOOK_SECONDS))
                 continue
-            self._metrics.writes.labels("events", "create").inc()
-            try:
-                await self._kube.create(f"/api/v1/namespaces/{body['metadata']['namespace']}/events", body)
-            except ApiError as error:
+            done = await self._write(last=failures + 1 >= TRIES)
+            failures = 0 if done else failures + 1
+            due = time.monotonic() + (PAUSE_SECONDS if done else RETRY_SECONDS)
+
+    async def end(self) -> None:
+        """Writes what still waits, until the API server does not take one, or for ``END_SECONDS``. ``run`` has ended before."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_SECONDS):
+                while self._waiting and await self._write():
+                    pass
+        if self._waiting:
+            log.warning("%d Events are not created: the operator ends", len(self._waiting))
+
+    async def _write(self, *, last: bool = False) -> bool:
+        """Writes the first Event that waits. False if it has to be tried again, which never is the case with ``last``.
+
+        It waits until there is an answer: if this is cut short, it is written again under its name, of which there is one.
+        """
+        body = self._waiting[0]
+        self._metrics.writes.labels("events", "create").inc()
+        try:
+            await self._kube.create(f"/api/v1/namespaces/{body['metadata']['namespace']}/events", body)
+        except ApiError as error:
+            if error.transient and not last:
+                return False
+            if error.status != 409:
                 log.warning("cannot create Event %s about %s: %s", body["reason"], body["involvedObject"]["name"], error)
+        self._waiting.popleft()
+        return True

@@ -43,8 +43,12 @@ def lingers(link: ThunderboltLink, now: datetime) -> float | None:
     return max(0.0, LINGER_SECONDS - age_seconds(since, now))
 
 
-def change(link: ThunderboltLink, made: Json) -> Occurrence | None:
-    """The Event for a cable that was plugged in or pulled, flaps, or became slow; None if ``made`` has nothing new."""
+def change(link: ThunderboltLink, made: Json, first_led: datetime | None = None) -> Occurrence | None:
+    """The Event for a cable that was plugged in or pulled, flaps, or became slow; None if ``made`` has nothing new.
+
+    That a cable is connected is no news if its link is older than the first operator of the cluster (``first_led``). One that
+    was plugged in while no operator ran is news for the next one.
+    """
     before = find_condition(link.status.conditions, ConditionType.CONNECTED)
     after = next((c for c in made["conditions"] if c["type"] == ConditionType.CONNECTED), None)
     if after is None or (before is None and after["status"] != "True"):
@@ -54,7 +58,10 @@ def change(link: ThunderboltLink, made: Json) -> Occurrence | None:
     if before is not None and (before.reason, after["reason"]) == (Reason.UNPLUGGED, Reason.NOTHING_PLUGGED_IN):
         # A cable is being plugged in: one of its ends is a moment ahead of the other.
         return None
-    return Occurrence(str(after["reason"]), str(after["message"]), warning=after["reason"] != "Connected")
+    fine, created = after["reason"] == Reason.CONNECTED, link.metadata.creation_timestamp
+    if fine and before is None and first_led is not None and created is not None and created < first_led:
+        return None
+    return Occurrence(str(after["reason"]), str(after["message"]), warning=not fine)
 
 
 def _switch_uid(profile: NodeProfile | None, port: int) -> str | None:
@@ -118,4 +125,4 @@ def decide(observed: ObservedLink) -> LinkDecision:
     made = summary(link, observed.profiles, observed.now, _alive(observed))
     if made == current(link):
         return LinkDecision(recheck_seconds=left)
-    return LinkDecision(status=made, event=change(link, made), recheck_seconds=left)
+    return LinkDecision(status=made, event=change(link, made, observed.first_led), recheck_seconds=left)

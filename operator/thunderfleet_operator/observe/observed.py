@@ -169,3 +169,5 @@ class ObservedLink:
     now: datetime
     nodes: Mapping[str, Node]
     profiles: Mapping[str, NodeProfile | None]
+    first_led: datetime | None = None
+    """Since when the cluster has had an operator; None if that is not known."""

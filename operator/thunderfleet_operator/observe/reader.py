@@ -155,10 +155,10 @@ def observe_cache(index: Index, key: str, now: datetime) -> ObservedCache | None
     return ObservedCache(cache, pods, nodes, index.profiles, needed, now, free)
 
 
-def observe_link(index: Index, name: str, now: datetime) -> ObservedLink | None:
+def observe_link(index: Index, name: str, now: datetime, first_led: datetime | None) -> ObservedLink | None:
     """One cable; None if it has no ThunderboltLink that can be read."""
     link = index.links.get(name)
-    return ObservedLink(link, now, index.nodes, index.profiles) if link is not None else None
+    return ObservedLink(link, now, index.nodes, index.profiles, first_led) if link is not None else None
 
 
 REQUESTS_AT_ONCE = 10

@@ -82,6 +82,8 @@ class Leader:
         """Increases whenever this replica becomes the leader, so that no two of its terms have the same."""
         self.silent: Part | None = None
         """The part of the control plane because of which this replica does not lead, or does not see who leads."""
+        self.first_led: datetime | None = None
+        """When a replica took the Lease for the first time in this cluster; None if this one has not read it."""
 
     def leading(self) -> bool:
         """Whether this replica may act right now."""
@@ -119,9 +121,11 @@ class Leader:
         started = self._now()
         self.writes += 1
         if lease is None:
-            await self._kube.request("POST", self._folder, body=self._body(None), seconds=REQUEST_SECONDS)
+            lease = await self._kube.request("POST", self._folder, body=self._body(None), seconds=REQUEST_SECONDS)
         else:
-            await self._kube.request("PUT", path, body=self._body(lease), seconds=REQUEST_SECONDS)
+            lease = await self._kube.request("PUT", path, body=self._body(lease), seconds=REQUEST_SECONDS)
+        created = lease["metadata"].get("creationTimestamp")
+        self.first_led = datetime.fromisoformat(created) if created else None
         if not self.leading():
             # Also when this replica has not noticed that its Lease expired, such as while the machine was asleep.
             self._led = False

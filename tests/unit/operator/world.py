@@ -121,7 +121,7 @@ class World:
         self.yielding: list[str] = []
         self.index = Index(self.cache, lambda: self.keys)
         writer = Writer(kube, self.cache, self.metrics, self.leads, self.changed, self.happened)
-        self.links = LinkController(self.index, writer, lambda: self.now)
+        self.links = LinkController(self.index, writer, lambda: self.now, lambda: None)
         self.certificates = CertificateController(kube, self.index, writer, lambda: self.now)
         self.macs = MacController(self.index, writer, lambda: self.now)
         drains = Drains(groups, lambda: self.now.timestamp())

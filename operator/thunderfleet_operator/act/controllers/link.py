@@ -14,16 +14,19 @@ from thunderfleet_operator.watch.cache import LINKS
 
 
 class LinkController:
-    """``clock`` is UTC now."""
+    """``clock`` is UTC now; ``first_led`` returns since when the cluster has had an operator, None if that is not known."""
 
-    def __init__(self, index: Index, writer: Writer, clock: Callable[[], datetime]) -> None:
+    def __init__(
+        self, index: Index, writer: Writer, clock: Callable[[], datetime], first_led: Callable[[], datetime | None]
+    ) -> None:
         self._index = index
         self._writer = writer
         self._clock = clock
+        self._first_led = first_led
 
     async def round(self, name: str) -> float | None:
         """Seconds until the next round although nothing may have changed."""
-        observed = observe_link(self._index, name, self._clock())
+        observed = observe_link(self._index, name, self._clock(), self._first_led())
         if observed is None:
             return None
         decision = link.decide(observed)

@@ -1,5 +1,8 @@
 """Events of new placements, and the causes that they name; when Events are written."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -8,9 +11,11 @@ from thunderfleet_crds.kinds.modeldeployment import Failure, Group, ModelDeploym
 from thunderfleet_crds.kinds.thunderboltlink import ThunderboltLink
 from thunderfleet_crds.vocabulary import FaultClass, GroupPhase, RankPhase
 from thunderfleet_lib.kube import ApiError
-from thunderfleet_operator.act.events import Events
+from thunderfleet_operator.act.events import TRIES, Events
 from thunderfleet_operator.decide.status.events import Occurrence, occurrences
 from thunderfleet_operator.metrics import Metrics
+
+from tests.support.waiting import until_async
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -90,33 +95,139 @@ def cable(name: str) -> ThunderboltLink:
     return ThunderboltLink.load({"metadata": {"name": name, "uid": f"uid-{name}"}, "spec": ends, "status": {}})
 
 
-async def test_events_are_written_later_in_their_order_and_only_in_their_term(monkeypatch: pytest.MonkeyPatch) -> None:
-    written, term = list[str](), [1]
+class Server:
+    """Takes Events, or answers with an error. ``busy``: whether rounds wait."""
 
-    class Kube:
-        async def create(self, path: str, body: Any) -> Any:
-            if body["reason"] == "Refused":
-                raise ApiError(403, "Forbidden", "no")
-            written.append(f"{path} {body['involvedObject']['name']} {body['reason']}")
-            return body
+    def __init__(self) -> None:
+        self.written: list[str] = []
+        self.tried: list[str] = []
+        self.names = set[str]()
+        self.error: ApiError | None = None
+        self.answers = True
+        """Whether what was written is answered."""
+        self.busy = False
+        self.asked = 0
 
-    kube: Any = Kube()
-    events = Events(kube, Metrics(), lambda: term[0], "operator-0")
-    for name, reason in (("one", "Connected"), ("one", "Refused"), ("two", "Connected")):
-        events.later(cable(name), Occurrence(reason, "text"))
-    assert not written
-    await events.write()
-    folder = "/api/v1/namespaces/default/events"
-    assert written == [f"{folder} one Connected", f"{folder} two Connected"]
+    def is_busy(self) -> bool:
+        self.asked += 1
+        return self.busy
 
-    events.later(cable("one"), Occurrence("Unplugged", "text"))
-    term[0] = 2
-    events.later(cable("two"), Occurrence("Unplugged", "text"))
-    await events.write()
-    assert written[2:] == [f"{folder} two Unplugged"], "the leader between the two terms may have seen something else"
+    async def create(self, path: str, body: Any) -> Any:
+        assert path == "/api/v1/namespaces/default/events"
+        told = f"{body['involvedObject']['name']} {body['reason']}"
+        self.tried.append(told)
+        if self.error is not None:
+            raise self.error
+        if body["reason"] == "Refused":
+            raise ApiError(403, "Forbidden", "no")
+        if body["metadata"]["name"] in self.names:
+            raise ApiError(409, "AlreadyExists", "there is one")
+        self.names.add(body["metadata"]["name"])
+        self.written.append(told)
+        if not self.answers:
+            await asyncio.Event().wait()
+        return body
 
-    monkeypatch.setattr("thunderfleet_operator.act.events.MOST_WAITING", 1)
-    for name in ("three", "four"):
-        events.later(cable(name), Occurrence("Connected", "text"))
-    await events.write()
-    assert written[3:] == [f"{folder} three Connected"], "no more wait than the bound"
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    for name in ("PAUSE_SECONDS", "RETRY_SECONDS", "LOOK_SECONDS"):
+        monkeypatch.setattr(f"thunderfleet_operator.act.events.{name}", 0.001)
+    return Server()
+
+
+@pytest.fixture
+def events(server: Server) -> Events:
+    kube: Any = server
+    return Events(kube, Metrics(), "operator-0", server.is_busy)
+
+
+@asynccontextmanager
+async def running(events: Events) -> AsyncIterator[None]:
+    run = asyncio.create_task(events.run())
+    try:
+        yield
+    finally:
+        run.cancel()
+        await asyncio.gather(run, return_exceptions=True)
+
+
+def happen(events: Events, *told: str) -> None:
+    """``told``: a cable and a reason each."""
+    for text in told:
+        name, _, reason = text.partition(" ")
+        events.later(cable(name), Occurrence(reason, "text", warning=reason == "Unplugged"))
+
+
+async def test_events_are_written_later_in_their_order_and_refused_ones_left_out(server: Server, events: Events) -> None:
+    async with running(events):
+        happen(events, "one Connected", "one Refused", "two Connected")
+        assert not server.tried, "the round that has seen it does not wait"
+        await until_async(lambda: len(server.written) == 2)
+        happen(events, "one Unplugged")
+        await until_async(lambda: len(server.written) == 3)
+    assert server.written == ["one Connected", "two Connected", "one Unplugged"]
+    assert server.tried.count("one Refused") == 1
+
+
+async def test_statuses_come_before_events_and_cannot_hold_them_up_for_ever(
+    server: Server, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("thunderfleet_operator.act.events.BUSY_SECONDS", 3600.0)
+    server.busy = True
+    async with running(events):
+        happen(events, *(f"{number} Connected" for number in range(5)))
+        await until_async(lambda: server.asked > 20)
+        assert server.written == ["0 Connected"]
+        server.busy = False
+        await until_async(lambda: len(server.written) == 5)
+        server.busy = True
+        monkeypatch.setattr("thunderfleet_operator.act.events.BUSY_SECONDS", 0.01)
+        happen(events, *(f"{number} Unplugged" for number in range(5)))
+        await until_async(lambda: len(server.written) == 10)
+
+
+async def test_no_event_is_lost_while_the_api_server_is_away(
+    server: Server, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("thunderfleet_operator.act.events.TRIES", 10**6)
+    server.error = ApiError(0, "Unreachable", "away")
+    async with running(events):
+        happen(events, "one Unplugged", "two Unplugged")
+        await until_async(lambda: len(server.tried) >= 3)
+        server.error = None
+        await until_async(lambda: len(server.written) == 2)
+    assert server.written == ["one Unplugged", "two Unplugged"]
+
+
+async def test_an_event_that_cannot_be_written_holds_up_no_other(server: Server, events: Events) -> None:
+    server.error = ApiError(500, "InternalError", "this one")
+    async with running(events):
+        happen(events, "one Unplugged", "two Unplugged")
+        await until_async(lambda: "two Unplugged" in server.tried)
+    assert server.tried.count("one Unplugged") == TRIES
+
+
+async def test_what_waits_when_the_operator_ends_is_written_then_and_once(server: Server, events: Events) -> None:
+    """Also what it has seen as the leader, which it may not be any more: the next one does not see it."""
+    server.answers = False
+    async with running(events):
+        happen(events, "one Unplugged", "two Unplugged", "three Unplugged")
+        await until_async(lambda: len(server.written) == 1)
+    server.answers = True
+    await events.end()
+    assert server.written == ["one Unplugged", "two Unplugged", "three Unplugged"]
+    server.error = ApiError(0, "Unreachable", "away")
+    happen(events, "one Connected", "two Connected")
+    await events.end()
+    assert server.tried[-2:] == ["three Unplugged", "one Connected"], "it does not wait for an API server that is away"
+
+
+async def test_no_more_events_wait_than_the_bound_and_the_last_are_warnings(
+    server: Server, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("thunderfleet_operator.act.events.MOST_WAITING", 3)
+    monkeypatch.setattr("thunderfleet_operator.act.events.MOST_NORMAL", 2)
+    happen(events, "a Connected", "b Connected", "c Connected", "d Unplugged", "e Unplugged")
+    await events.end()
+    assert server.written == ["a Connected", "b Connected", "d Unplugged"]

@@ -216,6 +216,29 @@ def test_events_tell_of_pulling_and_plugging_once() -> None:
     assert event["involvedObject"]["kind"] == "ThunderboltLink" and "namespace" not in event["involvedObject"]
 
 
+def test_a_cable_that_the_first_operator_found_connected_is_no_event() -> None:
+    """That is no change. One that was plugged in while no operator ran is a change for the next one."""
+    both = {name: Node(name, ready=True) for name in "ab"}
+
+    def event(found: ThunderboltLink, created: int | None = -1, led: datetime | None = NOW) -> Occurrence | None:
+        """``created``: seconds after the first operator became the leader."""
+        at = NOW + timedelta(seconds=created) if created is not None else None
+        found = found.model_copy(update={"metadata": found.metadata.model_copy(update={"creation_timestamp": at})})
+        return decide(ObservedLink(found, NOW + timedelta(seconds=5), both, {}, led)).event
+
+    found, plugged_in = link(end("a"), end("b")), Occurrence("Connected", "the cable is connected")
+    assert event(found) is None
+    assert event(found, 0) == event(found, 1) == event(found, None) == event(found, -1, None) == plugged_in
+    # Everything else is news, however old the link is.
+    slow = event(measured(found, ("a", "b", "RDMA", 9_000, 5)))
+    assert slow is not None and slow.reason == "Degraded"
+    made = summary(found, {}, NOW, BOTH)["conditions"]
+    pulled = event(link(conditions=made))
+    assert pulled is not None and pulled.reason == "Unplugged"
+    unplugged = summary(link(conditions=made), {}, NOW, BOTH)["conditions"]
+    assert event(link(end("a"), end("b"), conditions=unplugged)) == plugged_in
+
+
 # --- measurements ---
 
 

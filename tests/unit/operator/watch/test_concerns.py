@@ -6,6 +6,7 @@ from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
+from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 from thunderfleet_lib.kube import ApiError
 from thunderfleet_operator import app
 from thunderfleet_operator.act.writer import Writer
@@ -13,7 +14,8 @@ from thunderfleet_operator.app import Configuration, Operator
 from thunderfleet_operator.decide.deployment import Settings
 from thunderfleet_operator.decide.manifests import PodSettings
 from thunderfleet_operator.decide.placing.ports import PortSettings
-from thunderfleet_operator.observe.concerns import FLEET_KEY, concerned
+from thunderfleet_operator.decide.status.events import Occurrence
+from thunderfleet_operator.observe.concerns import FLEET_KEY, concerned, work_key
 from thunderfleet_operator.watch.cache import DEPLOYMENTS, LINKS, NODEPROFILES, NODES, PODS
 from thunderfleet_operator.watch.leader import Identity, Leader
 
@@ -249,3 +251,22 @@ async def test_the_leader_counts_groups_when_its_metrics_are_read(world: World, 
     assert shown() == {}, "a standby counts none: all replicas are summed up"
     monkeypatch.setattr(operator, "leading", lambda: True)
     assert shown() == {"Ready": 1.0}
+
+
+async def test_events_wait_for_the_rounds_and_are_written_when_the_operator_ends(world: World) -> None:
+    configuration = Configuration(
+        Settings(PodSettings("image"), PortSettings()), "system", Identity("operator-0"), "127.0.0.1", 0, 0
+    )
+    kube: Any = world
+    operator = Operator(kube, configuration, world.cache)
+    assert not operator._events._busy()
+    for queue, key in ((operator.queue, DEPLOYMENT), (operator.cables, work_key(LINKS, "cable"))):
+        queue.add(key)
+        assert operator._events._busy()
+        assert await queue.get() == key
+        assert not operator._events._busy(), "what is worked on does not wait"
+    world.deploy()
+    about = ModelDeployment.load(world.cache[DEPLOYMENTS].items["ns/md"])
+    operator._events.later(about, Occurrence("Placed", "text"))
+    await operator._end([], asyncio.create_task(asyncio.Event().wait()))
+    assert [event["reason"] for event in world.events] == ["Placed"], "although it does not lead any more"

@@ -1,6 +1,7 @@
 """Who leads, by clocks that stop during sleep, are set forward and are set back."""
 
 import asyncio
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -41,7 +42,9 @@ class Leases:
         if method == "POST" and self.lease is not None:
             raise ApiError(409, "AlreadyExists", "taken")
         self.version += 1
-        self.lease = {**body, "metadata": {**body["metadata"], "resourceVersion": str(self.version)}}
+        created = self.lease["metadata"]["creationTimestamp"] if self.lease is not None else "2026-01-01T00:00:00Z"
+        metadata = {**body["metadata"], "resourceVersion": str(self.version), "creationTimestamp": created}
+        self.lease = {**body, "metadata": metadata}
         return self.lease
 
 
@@ -85,6 +88,8 @@ async def test_one_of_two_leads_and_the_other_takes_over() -> None:
     await other.release()
     assert not other.leading() and await one._try()
     assert leases.lease is not None and leases.lease["spec"]["leaseTransitions"] >= 2
+    # The same for all replicas and all that come after them.
+    assert one.first_led == other.first_led == datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
