@@ -268,5 +268,5 @@ async def test_events_wait_for_the_rounds_and_are_written_when_the_operator_ends
     world.deploy()
     about = ModelDeployment.load(world.cache[DEPLOYMENTS].items["ns/md"])
     operator._events.later(about, Occurrence("Placed", "text"))
-    await operator._end([], asyncio.create_task(asyncio.Event().wait()))
+    await operator._end([], asyncio.create_task(asyncio.sleep(0)))
     assert [event["reason"] for event in world.events] == ["Placed"], "although it does not lead any more"
