@@ -28,7 +28,9 @@ def authority(tmp_path: Path) -> Path:
     path = tmp_path / "authorities.pem"
     key, name, now = tls.new_key(), tls.subject("the only one"), datetime.now(UTC)
     validity = tls.Validity(now - timedelta(hours=1), now + timedelta(hours=1))
-    path.write_bytes(tls.certificate_pem(tls.build_certificate(name, key.public_key(), tls.Issuer(name, key), validity, ca=True)))
+    path.write_bytes(
+        tls.certificate_pem(tls.build_certificate(name, key.public_key(), tls.Issuer(name, key), validity, ca=True))
+    )
     return path
 
 
@@ -45,5 +47,7 @@ def test_only_contexts_that_a_program_makes_know_them(module: str, words: list[s
     environment = {**os.environ, "SSL_CERT_FILE": str(authority)}
     code = REFUSED.format(module=module, words=words)
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=environment, cwd=authority.parent)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=True, env=environment, cwd=authority.parent
+    )
     assert done.stdout.splitlines() == ["0", "0", "1", str(authority)]
