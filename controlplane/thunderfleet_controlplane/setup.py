@@ -12,8 +12,8 @@ from thunderfleet_controlplane.components import Endpoints, Program
 from thunderfleet_controlplane.pki import kubeconfig, make_pki
 from thunderfleet_controlplane.pki_files import ClusterPki
 
-# These mostly wait, and share a machine's processors with recorded Macs, often with other clusters too. With one processor, they
-# do not look for work on others whenever something happens: a fifth of the CPU time of the controller manager.
+# These mostly wait, and share a machine's processors with recorded Macs, often with other clusters too. With one processor,
+# they do not look for work on others whenever something happens: a fifth of the CPU time of the controller manager.
 ONE_PROCESSOR = {"GOMAXPROCS": "1", "GOGC": "200"}
 GO_RUNTIME: Mapping[str, Mapping[str, str]] = {"kube-controller-manager": ONE_PROCESSOR, "kube-scheduler": ONE_PROCESSOR}
 """Environment variables of the Go runtime in a local cluster, by program."""

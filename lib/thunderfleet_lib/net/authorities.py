@@ -1,7 +1,8 @@
 """Imports aiohttp without the certificates of the authorities that this machine trusts.
 
 When aiohttp is imported, it makes two TLS contexts for requests that name none, and each reads all these certificates: a fifth
-of the CPU time that the import takes. Our programs use neither to verify a server: each request over HTTPS names its own context.
+of the CPU time that the import takes. Our programs use neither to verify a server: each request over HTTPS names its own
+context.
 """
 
 import os

@@ -1,5 +1,6 @@
-"""Computes with the facts of a dry run and with configurations. Pure: no MLX, no files, and no models of Pydantic, which the
-dry run does not need and which take a third of the time of its imports.
+"""Computes with the facts of a dry run and with configurations. Pure: no MLX and no files.
+
+It imports no models of Pydantic: the dry run does not need them, and they take a third of the time of its imports.
 """
 
 import re

@@ -28,9 +28,8 @@ def authority(tmp_path: Path) -> Path:
     path = tmp_path / "authorities.pem"
     key, name, now = tls.new_key(), tls.subject("the only one"), datetime.now(UTC)
     validity = tls.Validity(now - timedelta(hours=1), now + timedelta(hours=1))
-    path.write_bytes(
-        tls.certificate_pem(tls.build_certificate(name, key.public_key(), tls.Issuer(name, key), validity, ca=True))
-    )
+    made = tls.build_certificate(name, key.public_key(), tls.Issuer(name, key), validity, ca=True)
+    path.write_bytes(tls.certificate_pem(made))
     return path
 
 
