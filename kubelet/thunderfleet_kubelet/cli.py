@@ -16,6 +16,7 @@ from pathlib import Path
 
 from thunderfleet_lib import collector, logs
 from thunderfleet_lib.helpformat import HelpFormatter
+from thunderfleet_lib.net import authorities
 
 from thunderfleet_kubelet import priority
 
@@ -275,6 +276,7 @@ def _done(arguments: argparse.Namespace, adopted: Callable[[], None]) -> int:
     """The exit code of ``join`` and ``run``."""
     # Imported late, so that --help is fast.
     with collector.paused():
+        authorities.import_aiohttp()
         from thunderfleet_lib.kube import ApiError
 
         from thunderfleet_kubelet.bootstrap.certificates import CertificateError

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from thunderfleet_lib import collector, logs
 from thunderfleet_lib.helpformat import HelpFormatter
+from thunderfleet_lib.net import authorities
 
 LISTEN_PORT = 9440
 METRICS_PORT = 9441
@@ -263,6 +264,7 @@ async def _inspect(arguments: argparse.Namespace) -> int:
 
 async def _run(arguments: argparse.Namespace) -> int:
     with collector.paused():
+        authorities.import_aiohttp()
         from thunderfleet_lib.host.sandbox import mounted
 
         from thunderfleet_agent.agent import run

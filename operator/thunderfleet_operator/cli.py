@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from thunderfleet_lib import collector, logs
 from thunderfleet_lib.helpformat import HelpFormatter
+from thunderfleet_lib.net import authorities
 
 from thunderfleet_operator.decide.placing.ports import PortRange, PortSettings
 from thunderfleet_operator.plan_cli.arguments import add_arguments
@@ -165,6 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logs.set_up("operator", arguments.log_level, arguments.log_format)
     # Imported here so that --help does not wait for kopf.
     with collector.paused():
+        authorities.import_aiohttp()
         from thunderfleet_operator.app import Configuration, run
         from thunderfleet_operator.decide.deployment import Settings
         from thunderfleet_operator.decide.manifests import PodSettings

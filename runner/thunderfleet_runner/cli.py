@@ -17,6 +17,7 @@ from thunderfleet_crds.names import MAX_WORLD_SIZE
 from thunderfleet_lib import collector, logs
 from thunderfleet_lib.helpformat import HelpFormatter
 from thunderfleet_lib.host.sandbox import mounted
+from thunderfleet_lib.net import authorities
 
 from thunderfleet_runner.hub import arguments as fetching
 
@@ -117,6 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     match arguments.command:
         case "serve":
             with collector.paused():
+                authorities.import_aiohttp()
                 from thunderfleet_runner import serving
 
             return serving.main(arguments)

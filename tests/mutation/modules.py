@@ -19,7 +19,8 @@ PURE = {
     "runner": (
         "runner/thunderfleet_runner",
         "faults framing group/decide/attempts group/decide/rendezvous group/decide/stall group/decide/status "
-        "api/prepare api/openai/* api/request/* api/answer/* rank/answers/stops net/jaccl net/ports sizing/arithmetic",
+        "api/prepare api/openai/* api/request/* api/answer/* rank/answers/stops net/jaccl net/ports sizing/arithmetic "
+        "sizing/sizes",
     ),
     "kubelet": (
         "kubelet/thunderfleet_kubelet",

@@ -1,5 +1,6 @@
 """Connections of programs: certificates, and listeners that unauthenticated clients cannot exhaust.
 
+authorities  imports aiohttp without the certificates of the authorities that this machine trusts
 discovery  the certificate authority of a server, by its hash
 listener  a listener for HTTP servers with a bound on connections
 redirects  clients that follow no redirects

@@ -6,7 +6,8 @@ group; then the bytes of each rank are added up. If mlx-lm refuses a split, its 
 the key-value caches and the workspace.
 
 command     the ``size`` command
-arithmetic  facts to ``NodeProfile.status.models[]``; pure
+sizes       facts to ``NodeProfile.status.models[]``; pure
+arithmetic  what can be computed from facts and configurations; pure
 bounded     runs ``dryrun`` in a child process with limits of time and memory
 dryrun      the facts that only MLX can give
 blank       weights without values, for ``dryrun``

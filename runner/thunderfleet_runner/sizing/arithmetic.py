@@ -1,4 +1,7 @@
-"""From the facts of a dry run to sizes. Pure: no MLX and no files."""
+"""Computes with the facts of a dry run and with configurations. Pure: no MLX and no files.
+
+It imports no models of Pydantic: the dry run does not need them, and they take a third of the time of its imports.
+"""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,10 +9,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
-from thunderfleet_crds.kinds.nodeprofile import KVLayer, Model, PipelineSize, TensorSize
-from thunderfleet_crds.vocabulary import SizedBy
-
-from thunderfleet_runner.host.weightfiles import Tensor, layer_of
+from thunderfleet_runner.host.weightfiles import Tensor
 
 TEXT_LIMIT = 500
 _CONTEXT_NAMES = (
@@ -54,6 +54,16 @@ class Held:
 
 
 @dataclass(frozen=True)
+class Cache:
+    """The key-value cache of one layer for one sequence, in bytes; the fields are those of KVLayer in a NodeProfile."""
+
+    fixed_bytes: int = 0
+    bytes_per_token: int = 0
+    window_tokens: int | None = None
+    tensor_split: bool = False
+
+
+@dataclass(frozen=True)
 class Sample:
     """Peak bytes of workspace of a step of ``tokens`` tokens that attend to ``seen`` tokens, including themselves."""
 
@@ -84,7 +94,7 @@ class Facts:
     """Why a rank of a pipeline cannot be loaded from its own layers' weights alone; None if it can."""
     tensor: dict[int, tuple[int, ...] | str] = field(default_factory=dict)
     """World size to the bytes of each rank, or to the refusal."""
-    kv: tuple[KVLayer, ...] | None = None
+    kv: tuple[Cache, ...] | None = None
     kv_problem: str | None = None
     workspace: Workspace | None = None
     workspace_problem: str | None = None
@@ -128,34 +138,18 @@ def _bits_of_a_mode(section: Mapping[str, Any]) -> int | None:
     return int(match[1]) if match else None
 
 
-def _common(path: str, config: Mapping[str, Any], nbytes: int, tensors: Sequence[Tensor]) -> dict[str, Any]:
-    quantized, bits = quantization(config)
-    kind = config.get("model_type")
-    return {
-        "path": path,
-        "bytes": nbytes,
-        "complete": True,
-        "architecture": kind if isinstance(kind, str) else None,
-        "quantized": quantized,
-        "bits": bits,
-        "context_length_tokens": context_length(config),
-        "active_bytes": active_bytes(config, tensors),
-        "experts": experts(config),
-    }
-
-
 def context_length(config: Mapping[str, Any]) -> int | None:
     """The longest sequence in tokens; None when the configuration gives none."""
     return number(config, _CONTEXT_NAMES)
 
 
-def caches_by_configuration(config: Mapping[str, Any]) -> tuple[KVLayer, ...]:
+def caches_by_configuration(config: Mapping[str, Any]) -> tuple[Cache, ...]:
     """An upper estimate for a model that could not be traced: every layer keeps 16-bit keys and values of all tokens."""
     layers, heads, hidden = (number(config, names) for names in (_LAYER_NAMES, _HEAD_NAMES, _HIDDEN_NAMES))
     if layers is None or heads is None or hidden is None or layers > 512:
         return ()
     width = number(config, ("head_dim",)) or -(-hidden // heads)
-    return (KVLayer(bytes_per_token=2 * 2 * (number(config, _KV_HEAD_NAMES) or heads) * width),) * layers
+    return (Cache(bytes_per_token=2 * 2 * (number(config, _KV_HEAD_NAMES) or heads) * width),) * layers
 
 
 def workspace_by_configuration(config: Mapping[str, Any], step: int) -> Workspace | None:
@@ -202,65 +196,6 @@ def active_bytes(config: Mapping[str, Any], tensors: Sequence[Tensor]) -> int | 
     return total
 
 
-# --- the two ways to a model ----------------------------------------------------------------------------------------
-
-
-def by_files(path: str, config: Mapping[str, Any], tensors: Sequence[Tensor], why: str) -> Model:
-    """A model that mlx-lm cannot build: sized by its files, for one Mac."""
-    layer_bytes: dict[int, int] = {}
-    for tensor in tensors:
-        layer = layer_of(tensor.name)
-        if layer is not None:
-            layer_bytes[layer] = layer_bytes.get(layer, 0) + tensor.nbytes
-    total = sum(tensor.nbytes for tensor in tensors)
-    layers = max(layer_bytes, default=-1) + 1
-    workspace = workspace_by_configuration(config, 2048)
-    return Model(
-        **_common(path, config, total, tensors),
-        layers=layers or None,
-        prefill_workspace_bytes=workspace.nbytes if workspace else None,
-        sizes=(TensorSize(world_size=1, tensor_bytes_per_rank=(total,)),),
-        pipeline=PipelineSize(
-            layer_bytes=tuple(layer_bytes.get(layer, 0) for layer in range(layers)),
-            shared_bytes=total - sum(layer_bytes.values()),
-            refusal=text(why),
-        ),
-        kv=caches_by_configuration(config),
-        sized_by=SizedBy.FILES,
-    )
-
-
-def by_mlx(
-    path: str, config: Mapping[str, Any], facts: Facts, world_sizes: Sequence[int], tensors: Sequence[Tensor] = ()
-) -> Model:
-    """A model sized by the dry run; results it did not reach are refused, or estimated from above. ``tensors``: its files'."""
-    total = facts.total_bytes or 0
-    ended = text(facts.ended or "the dry run of mlx-lm ended before it tried this number of Macs")
-    workspace = facts.workspace or workspace_by_configuration(config, 2048)
-    return Model(
-        **_common(path, config, total, tensors),
-        layers=facts.layers,
-        prefill_workspace_bytes=workspace.nbytes if workspace else None,
-        prefill_workspace_bytes_per_token=workspace.per_token if workspace else None,
-        sizes=tuple(_tensor_size(world_size, facts.tensor.get(world_size, ended), total) for world_size in world_sizes),
-        pipeline=PipelineSize(
-            layer_bytes=facts.layer_bytes,
-            shared_bytes=facts.shared_bytes,
-            refusal=facts.pipeline_refusal if facts.pipeline_asked else ended,
-        ),
-        kv=facts.kv if facts.kv is not None else caches_by_configuration(config),
-        sized_by=SizedBy.MLX,
-    )
-
-
-def _tensor_size(world_size: int, found: tuple[int, ...] | str, total: int) -> TensorSize:
-    if world_size == 1:
-        return TensorSize(world_size=1, tensor_bytes_per_rank=(total,))
-    if isinstance(found, str):
-        return TensorSize(world_size=world_size, refusal=text(found))
-    return TensorSize(world_size=world_size, tensor_bytes_per_rank=found)
-
-
 def asked_ranks(world_size: int) -> tuple[int, ...]:
     """The ranks to try first: those that a model may treat differently. When they differ, all are tried."""
     return tuple(sorted({0, 1, world_size // 2, world_size - 1} & set(range(world_size))))
@@ -269,17 +204,17 @@ def asked_ranks(world_size: int) -> tuple[int, ...]:
 # --- caches and workspace -------------------------------------------------------------------------------------------
 
 
-def cache_of(held: Held, few: int, many: int, tensor_split: bool) -> KVLayer:
+def cache_of(held: Held, few: int, many: int, tensor_split: bool) -> Cache:
     """A layer's cache, from what it held after ``few`` and after ``many`` tokens. Rounded up."""
     fixed, per_token = growth(*held.rest, few, many)
     window_fixed, window_per_token = growth(*held.windowed, few, many)
     if held.window_tokens is None or not window_per_token:
-        return KVLayer(fixed_bytes=fixed + window_fixed, bytes_per_token=per_token, tensor_split=tensor_split)
+        return Cache(fixed_bytes=fixed + window_fixed, bytes_per_token=per_token, tensor_split=tensor_split)
     if per_token:
         # A layer with both: the bounded part counts as full.
         bounded = window_fixed + window_per_token * held.window_tokens
-        return KVLayer(fixed_bytes=fixed + bounded, bytes_per_token=per_token, tensor_split=tensor_split)
-    return KVLayer(
+        return Cache(fixed_bytes=fixed + bounded, bytes_per_token=per_token, tensor_split=tensor_split)
+    return Cache(
         fixed_bytes=fixed + window_fixed,
         bytes_per_token=window_per_token,
         window_tokens=held.window_tokens,
@@ -293,7 +228,7 @@ def growth(small: int, large: int, few: int, many: int) -> tuple[int, int]:
     return max(small - per_token * few, 0), per_token
 
 
-def workspace_of_steps(near: Sample, far: Sample | None, kv: Sequence[KVLayer]) -> Workspace:
+def workspace_of_steps(near: Sample, far: Sample | None, kv: Sequence[Cache]) -> Workspace:
     """The workspace from two full steps, at the start of a sequence and at its end.
 
     It is convex, so the line between the two is an upper bound.
@@ -302,7 +237,7 @@ def workspace_of_steps(near: Sample, far: Sample | None, kv: Sequence[KVLayer]) 
     return _workspace(near.nbytes, slope, near.tokens, kv)
 
 
-def workspace_of_samples(samples: Sequence[Sample], step: int, kv: Sequence[KVLayer]) -> Workspace:
+def workspace_of_samples(samples: Sequence[Sample], step: int, kv: Sequence[Cache]) -> Workspace:
     """The workspace of a full step, from four short ones.
 
     It grows with the step's tokens, with the tokens they attend to, and (where attention stores its scores) with the product of
@@ -322,7 +257,7 @@ def workspace_of_samples(samples: Sequence[Sample], step: int, kv: Sequence[KVLa
     return _workspace(constant + linear * step + per_token * step, per_token, step, kv)
 
 
-def _workspace(nbytes: float, per_token: float, step: int, kv: Sequence[KVLayer]) -> Workspace:
+def _workspace(nbytes: float, per_token: float, step: int, kv: Sequence[Cache]) -> Workspace:
     """Adds the copy of one layer's cache while it grows, and what windows keep until the next step."""
     growing = max((layer.bytes_per_token for layer in kv if layer.window_tokens is None), default=0)
     overhang = sum(layer.bytes_per_token for layer in kv if layer.window_tokens is not None) * (step - 1)

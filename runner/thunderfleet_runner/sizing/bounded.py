@@ -17,11 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from thunderfleet_crds.kinds.nodeprofile import KVLayer
 from thunderfleet_lib import collector
 
 from thunderfleet_runner.sizing import arithmetic
-from thunderfleet_runner.sizing.arithmetic import Facts, Workspace
+from thunderfleet_runner.sizing.arithmetic import Cache, Facts, Workspace
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +84,7 @@ def to_json(found: Facts) -> dict[str, Any]:
     return {
         **{name: value for name, value in vars(found).items() if name not in ("kv", "workspace", "tensor")},
         "tensor": {str(world_size): answer for world_size, answer in found.tensor.items()},
-        "kv": None if found.kv is None else [layer.model_dump() for layer in found.kv],
+        "kv": None if found.kv is None else [asdict(layer) for layer in found.kv],
         "workspace": None if found.workspace is None else asdict(found.workspace),
     }
 
@@ -98,7 +97,7 @@ def from_json(value: dict[str, Any]) -> Facts:
             **value,
             "layer_bytes": tuple(value["layer_bytes"]),
             "tensor": answers,
-            "kv": None if value["kv"] is None else tuple(KVLayer(**layer) for layer in value["kv"]),
+            "kv": None if value["kv"] is None else tuple(Cache(**layer) for layer in value["kv"]),
             "workspace": None if value["workspace"] is None else Workspace(**value["workspace"]),
         }
     )

@@ -12,7 +12,7 @@ from thunderfleet_lib import jsonbounds
 
 from thunderfleet_runner.host import broken_models, preflight, weightfiles
 from thunderfleet_runner.host.weightfiles import IncompleteModel, Tensor
-from thunderfleet_runner.sizing import arithmetic, bounded
+from thunderfleet_runner.sizing import bounded, sizes
 from thunderfleet_runner.sizing.arithmetic import Facts
 from thunderfleet_runner.sizing.bounded import Limits
 
@@ -45,10 +45,10 @@ def size_and_parts(folder: Path, world_sizes: Sequence[int], limits: Limits | No
 def _sized(folder: Path, config: dict[str, Any], tensors: Sequence[Tensor], world_sizes: Sequence[int], facts: Facts) -> Model:
     if facts.total_bytes is None:
         log.warning("%s: %s; using the sizes of its files instead", folder, facts.ended)
-        return arithmetic.by_files(str(folder.absolute()), config, tensors, facts.ended or "mlx-lm printed nothing")
+        return sizes.by_files(str(folder.absolute()), config, tensors, facts.ended or "mlx-lm printed nothing")
     if facts.ended:
         log.warning("%s: %s", folder, facts.ended)
-    return arithmetic.by_mlx(str(folder.absolute()), config, facts, world_sizes, tensors)
+    return sizes.by_mlx(str(folder.absolute()), config, facts, world_sizes, tensors)
 
 
 def _config(folder: Path) -> dict[str, Any]:

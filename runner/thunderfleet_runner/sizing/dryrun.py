@@ -8,13 +8,12 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
-from thunderfleet_crds.kinds.nodeprofile import KVLayer
 from thunderfleet_crds.names import MAX_WORLD_SIZE
 from thunderfleet_crds.vocabulary import Split
 
 from thunderfleet_runner.rank import loading, mlxlm, partial
 from thunderfleet_runner.sizing import arithmetic, blank, graph
-from thunderfleet_runner.sizing.arithmetic import Facts, Held, Node, Sample, StandIn, Workspace
+from thunderfleet_runner.sizing.arithmetic import Cache, Facts, Held, Node, Sample, StandIn, Workspace
 
 log = logging.getLogger(__name__)
 
@@ -209,7 +208,7 @@ def _caches(model: Any, found: Facts, divided: Sequence[bool]) -> None:
     except Exception as error:
         found.kv_problem = arithmetic.text(f"the caches cannot be traced: {type(error).__name__}: {error}")
         return
-    layers: list[KVLayer] = []
+    layers: list[Cache] = []
     for (window, small_windowed, small), (_, large_windowed, large), split in zip(
         (few for few, _ in seen), (many for _, many in seen), divided, strict=True
     ):
@@ -238,7 +237,7 @@ def _window(leaf: Any) -> int | None:
     return next((int(size) for size in sizes if isinstance(size, int) and size > 0), None)
 
 
-def _workspace(model: Any, kv: Sequence[KVLayer], context: int) -> Workspace:
+def _workspace(model: Any, kv: Sequence[Cache], context: int) -> Workspace:
     """Traces a full step; extrapolates from short ones where the trace grows with its tokens (recurrences as loops)."""
     small, large = (_step(model, tokens, 0) for tokens in STEPS)
     step = mlxlm.PREFILL_STEP

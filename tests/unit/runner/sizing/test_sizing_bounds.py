@@ -1,14 +1,16 @@
 """The dry run's child: what it found before it ended is kept, and its limits hold."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from thunderfleet_crds.kinds.nodeprofile import KVLayer
 from thunderfleet_crds.vocabulary import SizedBy
 from thunderfleet_localcluster.models import tinymodel
-from thunderfleet_runner.sizing import arithmetic, bounded, command
-from thunderfleet_runner.sizing.arithmetic import Facts, Held, Node, Sample, Workspace
+from thunderfleet_runner.sizing import arithmetic, bounded, command, sizes
+from thunderfleet_runner.sizing.arithmetic import Cache, Facts, Held, Node, Sample, Workspace
 from thunderfleet_runner.sizing.bounded import Limits
 
 
@@ -38,21 +40,37 @@ def test_what_was_found_before_the_end_is_kept() -> None:
     lines = "\n".join(json.dumps(bounded.to_json(facts)) for facts in (first, second))
     kept = bounded._last((lines + '\n{"cut sho').encode(), "it was ended")
     assert kept == Facts(**{**vars(second), "ended": "it was ended"})
-    model = arithmetic.by_mlx("/m", {"model_type": "x"}, kept, (1, 2, 3, 4))
+    model = sizes.by_mlx("/m", {"model_type": "x"}, kept, (1, 2, 3, 4))
     assert [size.tensor_bytes_per_rank for size in model.sizes] == [(10,), (6, 6), (), ()]
     assert [size.refusal for size in model.sizes] == [None, None, "no", "it was ended"]
     assert model.pipeline is not None and model.pipeline.refusal == "it was ended"
 
 
 def test_before_the_layers_are_known_nothing_is_shared() -> None:
-    model = arithmetic.by_mlx("/m", {"model_type": "x"}, Facts(ended="it was ended"), (1,))
+    model = sizes.by_mlx("/m", {"model_type": "x"}, Facts(ended="it was ended"), (1,))
     assert model.pipeline is not None and (model.pipeline.layer_bytes, model.pipeline.shared_bytes) == ((), 0)
     assert model.pipeline.refusal == "it was ended"
 
 
 def test_facts_survive_the_pipe() -> None:
-    facts = Facts(total_bytes=1, kv=(KVLayer(bytes_per_token=3, window_tokens=5),), workspace=Workspace(7, 8))
+    facts = Facts(total_bytes=1, kv=(Cache(bytes_per_token=3, window_tokens=5),), workspace=Workspace(7, 8))
     assert bounded.from_json(json.loads(json.dumps(bounded.to_json(facts)))) == facts
+
+
+def test_the_profile_has_what_the_dry_run_found_of_each_cache() -> None:
+    caches = (Cache(1, 2, 3, tensor_split=True), Cache(fixed_bytes=4))
+    model = sizes.by_mlx("/m", {"model_type": "x"}, Facts(total_bytes=1, kv=caches), (1,))
+    assert model.kv == (
+        KVLayer(fixed_bytes=1, bytes_per_token=2, window_tokens=3, tensor_split=True),
+        KVLayer(fixed_bytes=4),
+    )
+
+
+def test_the_dry_run_imports_no_models_of_pydantic() -> None:
+    """They take a third of the time of its imports, and each Mac runs it for each of its models."""
+    code = "import sys; from thunderfleet_runner.sizing import bounded, dryrun; print('pydantic' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "False"
 
 
 def test_a_reason_is_one_line_within_the_limit() -> None:
@@ -72,11 +90,11 @@ def test_growth_and_windows() -> None:
     assert arithmetic.growth(1000, 2000, 100, 200) == (0, 10)
     assert arithmetic.growth(1500, 1500, 100, 200) == (1500, 0)
     plain = Held(None, (0, 0), (100 + 7, 200 + 7))
-    assert arithmetic.cache_of(plain, 100, 200, True) == KVLayer(fixed_bytes=7, bytes_per_token=1, tensor_split=True)
+    assert arithmetic.cache_of(plain, 100, 200, True) == Cache(fixed_bytes=7, bytes_per_token=1, tensor_split=True)
     window = Held(50, (100, 200), (0, 0))
-    assert arithmetic.cache_of(window, 100, 200, False) == KVLayer(bytes_per_token=1, window_tokens=50)
+    assert arithmetic.cache_of(window, 100, 200, False) == Cache(bytes_per_token=1, window_tokens=50)
     both = Held(50, (100, 200), (200, 400))
-    assert arithmetic.cache_of(both, 100, 200, False) == KVLayer(fixed_bytes=50, bytes_per_token=2)
+    assert arithmetic.cache_of(both, 100, 200, False) == Cache(fixed_bytes=50, bytes_per_token=2)
 
 
 def test_the_peak_frees_what_is_not_used_again() -> None:
@@ -102,7 +120,7 @@ def test_short_steps_are_carried_on_to_a_full_one() -> None:
 
 def test_a_growing_cache_is_copied_and_a_window_keeps_a_step() -> None:
     samples = [Sample(tokens, seen, 1000) for tokens in (64, 128) for seen in (tokens, tokens + 256)]
-    kv = (KVLayer(bytes_per_token=10), KVLayer(bytes_per_token=30), KVLayer(bytes_per_token=7, window_tokens=50))
+    kv = (Cache(bytes_per_token=10), Cache(bytes_per_token=30), Cache(bytes_per_token=7, window_tokens=50))
     found = arithmetic.workspace_of_samples(samples, 100, kv)
     assert found == Workspace(1000 + 7 * 99 + 30 * 100, 30)
 
@@ -116,9 +134,9 @@ def test_the_workspace_by_a_configuration_is_that_of_the_widest_layer() -> None:
 
 def test_caches_by_a_configuration_that_says_enough() -> None:
     config = {"num_hidden_layers": 3, "num_attention_heads": 4, "hidden_size": 62}
-    assert arithmetic.caches_by_configuration(config) == (KVLayer(bytes_per_token=2 * 2 * 4 * 16),) * 3
+    assert arithmetic.caches_by_configuration(config) == (Cache(bytes_per_token=2 * 2 * 4 * 16),) * 3
     grouped = config | {"num_key_value_heads": 2, "head_dim": 32}
-    assert arithmetic.caches_by_configuration(grouped) == (KVLayer(bytes_per_token=2 * 2 * 2 * 32),) * 3
+    assert arithmetic.caches_by_configuration(grouped) == (Cache(bytes_per_token=2 * 2 * 2 * 32),) * 3
     for name in config:
         assert arithmetic.caches_by_configuration({key: value for key, value in config.items() if key != name}) == ()
     assert len(arithmetic.caches_by_configuration(config | {"num_hidden_layers": 512})) == 512
