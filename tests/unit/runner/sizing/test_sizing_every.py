@@ -8,7 +8,7 @@ from typing import Any
 import mlx_lm.models
 import pytest
 from thunderfleet_crds.vocabulary import SizedBy
-from thunderfleet_runner.sizing import arithmetic, blank, dryrun
+from thunderfleet_runner.sizing import blank, dryrun, sizes
 
 WORLD_SIZES = (1, 2, 3)
 _SMALL: dict[str, Any] = {
@@ -268,7 +268,7 @@ def _sized(name: str) -> str | None:
             return f"no configuration: {error!r}"
         blank.hollow(model)
         facts = dryrun.of_model(model, WORLD_SIZES, lambda _: None, 512)
-    planned = arithmetic.by_mlx("/model", config, facts, WORLD_SIZES)
+    planned = sizes.by_mlx("/model", config, facts, WORLD_SIZES)
     assert planned.sized_by is SizedBy.MLX and planned.bytes > 0
     for size in planned.sizes:
         assert bool(size.refusal) != bool(size.tensor_bytes_per_rank)

@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten
 from thunderfleet_crds.kinds.nodeprofile import KVLayer, Model
 from thunderfleet_crds.vocabulary import SizedBy, Split
 from thunderfleet_runner.rank import loading, mlxlm
-from thunderfleet_runner.sizing import arithmetic, blank, dryrun
+from thunderfleet_runner.sizing import blank, dryrun, sizes
 from thunderfleet_runner.sizing.arithmetic import StandIn
 
 from tests.support.suite.tiers import quick
@@ -178,10 +178,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         if key not in kept:
             folder = tmp_path_factory.mktemp("model")
             _save(folder, config)
-            sizes = WORLD_SIZES if config is FAMILIES[family] else (1,)
-            facts = dryrun.facts(folder, sizes, lambda _: None)
+            world_sizes = WORLD_SIZES if config is FAMILIES[family] else (1,)
+            facts = dryrun.facts(folder, world_sizes, lambda _: None)
             assert facts.kv_problem is None and facts.workspace_problem is None, family
-            kept[key] = folder, arithmetic.by_mlx(str(folder), config, facts, sizes)
+            kept[key] = folder, sizes.by_mlx(str(folder), config, facts, world_sizes)
         return kept[key]
 
     return get
