@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from thunderfleet_lib.net.listener import allow_descriptors
+from thunderfleet_lib import collector
+from thunderfleet_lib.net import authorities
 
-from thunderfleet_controlplane.balancer.health import Health
-from thunderfleet_controlplane.balancer.learn import Learner
 from thunderfleet_controlplane.balancer.proxy import Balancer, Pool
 from thunderfleet_controlplane.balancer.servers import ApiServer
 from thunderfleet_controlplane.components import server_url
@@ -26,6 +25,14 @@ BACKLOG = 128
 
 async def run(listen: ApiServer, servers: Path, identity: Path, local: ApiServer | None, log: Path) -> None:
     """Forward connections until SIGTERM. ``servers``: the list on disk; ``identity``: folder of the kubelet's identity."""
+    with collector.paused():
+        authorities.import_aiohttp()
+        from thunderfleet_lib.net.listener import allow_descriptors
+
+        from thunderfleet_controlplane.balancer.health import Health
+        from thunderfleet_controlplane.balancer.learn import Learner
+
+    allow_descriptors()
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -65,7 +72,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--log", type=Path, required=True, help="log file whose size to limit")
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    allow_descriptors()
     try:
         asyncio.run(run(given.listen, given.servers, given.identity, given.local, given.log))
     except asyncio.CancelledError:

@@ -61,7 +61,7 @@ def test_a_program_loads_no_part_that_it_does_not_use_and_parts_work() -> None:
     [
         ("thunderfleet_kubelet.cli, thunderfleet_kubelet.app", {*RARE, "pydantic"}),
         ("thunderfleet_agent.cli, thunderfleet_agent.agent", RARE),
-        ("thunderfleet_controlplane.install.balance", {*RARE, "pydantic"}),
+        ("thunderfleet_controlplane.install.balance, thunderfleet_controlplane.balancer.learn", {*RARE, "pydantic"}),
     ],
 )
 def test_no_program_of_every_mac_keeps_a_library_that_it_needs_now_and_then(module: str, rare: set[str]) -> None:
