@@ -3,6 +3,7 @@
 The file is beside the keys of the node, because whoever can write it decides what the kubelet does.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -91,4 +92,6 @@ def _program() -> Iterator[tuple[str, int]]:
             for file in sorted(files):
                 if file.endswith(".py"):
                     path = os.path.join(folder, file)
-                    yield os.path.relpath(path, package), os.stat(path).st_mtime_ns
+                    # It may go while the program is replaced.
+                    with contextlib.suppress(FileNotFoundError):
+                        yield os.path.relpath(path, package), os.lstat(path).st_mtime_ns

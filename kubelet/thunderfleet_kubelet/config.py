@@ -25,7 +25,7 @@ class ConfigError(ValueError):
 def text_of(file: Path) -> str:
     """The text of a configuration file. Raises ConfigError."""
     try:
-        return file.read_text()
+        return file.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from None
     except UnicodeDecodeError:

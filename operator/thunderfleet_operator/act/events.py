@@ -43,7 +43,9 @@ LOOK_SECONDS = 0.1
 """How often it is checked meanwhile whether they still wait."""
 RETRY_SECONDS = 10.0
 TRIES = 12
-"""How often an Event is tried while the API server is away, as the recorder of client-go does."""
+"""How often an Event is tried while the API server is away."""
+_LATER = (429, 503, 504)
+"""Statuses of an API server that starts or has too much to do. With another, it refuses this Event; the next may be fine."""
 END_SECONDS = 5.0
 """How long Events are still written when the operator ends."""
 
@@ -106,7 +108,7 @@ class Events:
 
     async def run(self) -> None:
         """Writes until cancelled."""
-        due, failures = 0.0, 0
+        due, failures = float("-inf"), 0
         while True:
             if not self._waiting:
                 self._wake.clear()
@@ -138,7 +140,7 @@ class Events:
         try:
             await self._kube.create(f"/api/v1/namespaces/{body['metadata']['namespace']}/events", body)
         except ApiError as error:
-            if error.transient and not last:
+            if (error.unanswered or error.status in _LATER) and not last:
                 return False
             if error.status != 409:
                 log.warning("cannot create Event %s about %s: %s", body["reason"], body["involvedObject"]["name"], error)

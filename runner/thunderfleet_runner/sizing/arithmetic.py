@@ -12,6 +12,8 @@ from typing import Any
 from thunderfleet_runner.host.weightfiles import Tensor
 
 TEXT_LIMIT = 500
+LONGEST_WINDOW = 2**31 - 1
+"""A NodeProfile has no larger number of tokens, and no sequence is longer."""
 _CONTEXT_NAMES = (
     "max_position_embeddings",
     "max_seq_len",
@@ -208,8 +210,9 @@ def cache_of(held: Held, few: int, many: int, tensor_split: bool) -> Cache:
     """A layer's cache, from what it held after ``few`` and after ``many`` tokens. Rounded up."""
     fixed, per_token = growth(*held.rest, few, many)
     window_fixed, window_per_token = growth(*held.windowed, few, many)
-    if held.window_tokens is None or not window_per_token:
-        return Cache(fixed_bytes=fixed + window_fixed, bytes_per_token=per_token, tensor_split=tensor_split)
+    if held.window_tokens is None or held.window_tokens > LONGEST_WINDOW or not window_per_token:
+        grows = per_token + window_per_token
+        return Cache(fixed_bytes=fixed + window_fixed, bytes_per_token=grows, tensor_split=tensor_split)
     if per_token:
         # A layer with both: the bounded part counts as full.
         bounded = window_fixed + window_per_token * held.window_tokens

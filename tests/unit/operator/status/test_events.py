@@ -200,12 +200,16 @@ async def test_no_event_is_lost_while_the_api_server_is_away(
     assert server.written == ["one Unplugged", "two Unplugged"]
 
 
-async def test_an_event_that_cannot_be_written_holds_up_no_other(server: Server, events: Events) -> None:
-    server.error = ApiError(500, "InternalError", "this one")
+@pytest.mark.parametrize(("status", "tries"), [(0, TRIES), (429, TRIES), (503, TRIES), (500, 1), (403, 1), (422, 1)])
+async def test_an_event_that_cannot_be_written_holds_up_no_other(
+    server: Server, events: Events, status: int, tries: int
+) -> None:
+    """The API server says 500 for an Event that an admission webhook cannot judge, however often it is tried."""
+    server.error = ApiError(status, "Refused", "this one")
     async with running(events):
         happen(events, "one Unplugged", "two Unplugged")
         await until_async(lambda: "two Unplugged" in server.tried)
-    assert server.tried.count("one Unplugged") == TRIES
+    assert server.tried.count("one Unplugged") == tries
 
 
 async def test_what_waits_when_the_operator_ends_is_written_then_and_once(server: Server, events: Events) -> None:

@@ -66,6 +66,15 @@ def test_the_profile_has_what_the_dry_run_found_of_each_cache() -> None:
     )
 
 
+@pytest.mark.parametrize("window", [2**31, 10**12])
+@pytest.mark.parametrize("rest", [(0, 0), (10, 20)])
+def test_a_window_that_no_sequence_fills_is_none(window: int, rest: tuple[int, int]) -> None:
+    cache = arithmetic.cache_of(Held(window, (100, 300), rest), 10, 20, tensor_split=False)
+    assert cache == Cache(bytes_per_token=20 + (rest[1] - rest[0]) // 10)
+    model = sizes.by_mlx("/m", {"model_type": "x"}, Facts(total_bytes=1, kv=(cache,)), (1,))
+    assert model.kv == (KVLayer(bytes_per_token=cache.bytes_per_token),)
+
+
 def test_the_dry_run_imports_no_models_of_pydantic() -> None:
     """They take a third of the time of its imports, and each Mac runs it for each of its models."""
     code = "import sys; from thunderfleet_runner.sizing import bounded, dryrun; print('pydantic' in sys.modules)"
