@@ -114,7 +114,9 @@ class Operator:
         self.lists = Lists(kube, self.cache, self.changed, self._remove_link)
         self._index = Index(self.cache, lambda: self._keys)
         self._events = Events(kube, self.metrics, str(configuration.identity), lambda: self._waiting() > 0)
-        writer = Writer(kube, self.cache, self.metrics, self.term, partial(self.changed, own=True), self._events.later)
+        writer = Writer(
+            kube, self.cache, self.metrics, self.term, partial(self.changed, own=True), self._events.later, self.lists.missing
+        )
         self._writer = writer
         macs = MacController(self._index, writer, _now)
         links = LinkController(self._index, writer, _now, lambda: self.leader.first_led)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from thunderfleet_crds.names import MANAGED_BY
-from thunderfleet_lib.kube import Json, Kube, key_of
+from thunderfleet_lib.kube import ApiError, Json, Kube, key_of
 
 from thunderfleet_operator.act.events import About
 from thunderfleet_operator.decide.status.events import Occurrence
@@ -45,7 +45,8 @@ Changed = Callable[[Collection, str, Json | None, Json | None], None]
 class Writer:
     """Writes while this replica leads, and a round only in the term in which it began.
 
-    ``term`` returns the number of this replica's term, 0 while it does not lead. ``event`` has an Event written.
+    ``term`` returns the number of this replica's term, 0 while it does not lead. ``event`` has an Event written. ``missing`` is
+    called when a status is written to an object that is not found: the cache may still have it.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Writer:
         term: Callable[[], int],
         changed: Changed,
         event: Callable[[About, Occurrence], None],
+        missing: Callable[[Collection], None] = lambda collection: None,
     ) -> None:
         self._kube = kube
         self._changed = changed
@@ -63,6 +65,7 @@ class Writer:
         self._metrics = metrics
         self._term = term
         self.event = event
+        self._missing = missing
 
     def _counted(self, resource: str, verb: str) -> None:
         term, began = self._term(), _TERM.get()
@@ -109,7 +112,13 @@ class Writer:
         self._counted(collection.name, "apply-status")
         meta = manifest["metadata"]
         path = collection.item(meta.get("namespace"), meta["name"]) + "/status"
-        self._put(collection, await self._kube.apply(path, manifest, FIELD_MANAGER))
+        try:
+            answer = await self._kube.apply(path, manifest, FIELD_MANAGER)
+        except ApiError as error:
+            if error.status == 404:
+                self._missing(collection)
+            raise
+        self._put(collection, answer)
 
     async def patch_status(self, collection: Collection, name: str, patch: list[Json]) -> None:
         """Applies a JSON patch to the status of a cluster-scoped object."""

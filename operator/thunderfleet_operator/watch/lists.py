@@ -1,7 +1,8 @@
 """Lists that correct the cache where kopf reports no events.
 
 The first lists fill the cache before the first round. Later, kopf lists a kind again after each broken watch, but reports no
-deletion that happened meanwhile: one list of the metadata finds those.
+deletion that happened meanwhile: one list of the metadata finds those. If kopf's list is empty, nothing tells that it has
+listed; then a write that finds its object missing asks for that list.
 """
 
 import asyncio
@@ -17,6 +18,8 @@ log = logging.getLogger(__name__)
 
 RELIST_SECONDS = 2.0
 """The metadata is listed this long after the last event of kopf's own list."""
+LOOK_SECONDS = 1.0
+"""How often it is checked whether that is due."""
 RETRY_SECONDS = 2.0
 AGAIN_SECONDS = 600.0
 """Links are listed again after this long while some are not kept: others of the Mac may have been deleted since. Those that two
@@ -116,10 +119,14 @@ class Lists:
         """Notes that kopf has listed an object of this collection."""
         self._relisted[collection.name] = time.monotonic()
 
+    def missing(self, collection: Collection) -> None:
+        """Notes that a write has found no such object. It may be gone, or the API server does not serve its kind yet."""
+        self._relisted.setdefault(collection.name, time.monotonic())
+
     async def run(self) -> None:
-        """Lists the metadata of each collection once after each list of kopf's. Runs until cancelled."""
+        """Lists the metadata of each collection once after each list of kopf's, or ``missing``. Runs until cancelled."""
         while True:
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(LOOK_SECONDS)
             await self._list_left_links()
             for collection in CACHED:
                 relisted = self._relisted.get(collection.name)

@@ -1,5 +1,6 @@
 """What the cache keeps of objects, and how lists fill it."""
 
+import asyncio
 import base64
 import copy
 import gc
@@ -10,14 +11,16 @@ from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from random import Random
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from thunderfleet_crds.kinds.nodeprofile import MAX_PORTS, Model
 from thunderfleet_crds.names import ANNOTATION_BACKUP, ANNOTATION_HASH
-from thunderfleet_lib.kube import Kube
+from thunderfleet_lib.kube import ApiError, Kube
 from thunderfleet_lib.kube.client import Page
+from thunderfleet_operator.act.writer import Writer
 from thunderfleet_operator.observe.index import Index
 from thunderfleet_operator.observe.objects.nodes import read_node
 from thunderfleet_operator.observe.objects.proofs import TRUSTING
@@ -42,6 +45,8 @@ from thunderfleet_operator.watch.cache import (
 from thunderfleet_operator.watch.claims import LINKS_OF_MAC, LINKS_OF_TWO
 from thunderfleet_operator.watch.lean import NOTE_BYTES, Lean, Packed
 from thunderfleet_operator.watch.lists import Lists
+
+from tests.support.waiting import until_async
 
 MODEL = {"path": "/models/large", "bytes": 5, "pipeline": {"layerBytes": [1, 2]}}
 
@@ -453,3 +458,48 @@ def test_a_fleet_that_follows_changes_is_that_of_all_objects(steps: list[tuple[A
         if seen < 2:
             fresh = Index(cache, lambda: TRUSTING)
             assert (index.fleet.macs, index.fleet.cables) == (fresh.fleet.macs, fresh.fleet.cables)
+
+
+async def test_what_a_write_finds_missing_goes_only_when_a_list_does_not_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kopf's list after a broken watch was empty, so nothing has told of it. A server that starts does not serve kinds yet."""
+    monkeypatch.setattr(lists_module, "RELIST_SECONDS", 0.0)
+    monkeypatch.setattr(lists_module, "LOOK_SECONDS", 0.01)
+    served, asked = False, 0
+
+    class Server:
+        async def apply(self, path: str, manifest: Any, manager: str) -> Any:
+            raise ApiError(404, "NotFound", "not found")
+
+        async def list_keys(self, path: str, **query: object) -> tuple[set[str], str]:
+            nonlocal asked
+            asked += 1
+            if not served:
+                raise ApiError(404, "NotFound", "the server could not find the requested resource")
+            return set(), "9"
+
+    cache, gone = Cache(), list[str]()
+    cache[PODS].put(item("a", 3))
+    server: Any = Server()
+    metrics: Any = MagicMock()
+    lists = Lists(server, cache, lambda collection, key, before, after: gone.append(key))
+    writer = Writer(server, cache, metrics, lambda: 1, lambda *_: None, lambda *_: None, lists.missing)
+    running = asyncio.create_task(lists.run())
+    try:
+        with pytest.raises(ApiError):
+            await writer.apply_status(PODS, {"metadata": {"name": "a"}})
+        await until_async(lambda: asked >= 2, "two lists have failed")
+        assert not gone and set(cache[PODS].items) == {"a"}
+        served = True
+        await until_async(lambda: gone == ["a"], "it is dropped")
+        await until_async(lambda: not lists._relisted, "no further list is due")
+    finally:
+        running.cancel()
+
+
+async def test_writes_that_go_on_finding_it_missing_do_not_put_the_list_off() -> None:
+    server: Any = None
+    lists = Lists(server, Cache(), lambda *_: None)
+    lists.missing(PODS)
+    since = dict(lists._relisted)
+    lists.missing(PODS)
+    assert lists._relisted == since
