@@ -114,8 +114,8 @@ class Server:
 
     async def create(self, path: str, body: Any) -> Any:
         assert path == "/api/v1/namespaces/default/events"
-        told = f"{body['involvedObject']['name']} {body['reason']}"
-        self.tried.append(told)
+        event = f"{body['involvedObject']['name']} {body['reason']}"
+        self.tried.append(event)
         if self.error is not None:
             raise self.error
         if body["reason"] == "Refused":
@@ -123,7 +123,7 @@ class Server:
         if body["metadata"]["name"] in self.names:
             raise ApiError(409, "AlreadyExists", "there is one")
         self.names.add(body["metadata"]["name"])
-        self.written.append(told)
+        self.written.append(event)
         if not self.answers:
             await asyncio.Event().wait()
         return body
@@ -152,9 +152,9 @@ async def running(events: Events) -> AsyncIterator[None]:
         await asyncio.gather(run, return_exceptions=True)
 
 
-def happen(events: Events, *told: str) -> None:
-    """``told``: a cable and a reason each."""
-    for text in told:
+def happen(events: Events, *texts: str) -> None:
+    """``texts``: a cable and a reason each."""
+    for text in texts:
         name, _, reason = text.partition(" ")
         events.later(cable(name), Occurrence(reason, "text", warning=reason == "Unplugged"))
 
