@@ -158,7 +158,7 @@ def _served(cluster: Cluster) -> tuple[float, float]:
     fresh = _run(cluster, "installed", MODEL)
     before = _placed(cluster)
     booted = _boot(cluster, cluster.machines.values(), _endpoint(cluster, "installed"), MODEL)
-    # What status said before the loss of power stays until the operator runs again.
+    # What status said before the loss of power stays until the operator runs again, and it may find ranks that still start.
     _until(lambda: _answers(cluster), "served after the boot")
     if _placed(cluster) != before:
         raise BenchFailed(f"the group was placed again after the boot: {before}, then {_placed(cluster)}")
@@ -190,15 +190,16 @@ def _boot(cluster: Cluster, machines: Iterable[Machine], endpoint: str, model: s
 
 
 def _placed(cluster: Cluster) -> str:
-    """Epoch and endpoint of the group."""
-    path = "{.status.groups[0].epoch} {.status.endpoint}"
+    """Epoch of the group and the Macs of its ranks. A group that is not ready keeps both, but has no endpoint."""
+    path = "{.status.groups[0].epoch} {.status.groups[0].ranks[*].node}"
     return cluster.kubectl("get", "md", "installed", "-o", f"jsonpath={path}").stdout
 
 
 def _upgraded(cluster: Cluster, first: Machine, second: Machine) -> tuple[float, float]:
     """Seconds of an upgrade, and the number of requests that failed. The Mac with the control plane is the last."""
     newer = next_version(cluster, NEWER)
-    endpoint = cluster.kubectl("get", "md", "installed", "-o", "jsonpath={.status.endpoint}").stdout
+    _until(lambda: bool(_endpoint(cluster, "installed")), "served before the upgrade")
+    endpoint = _endpoint(cluster, "installed")
     python, result = cluster.image_folder / "bin" / "python3", first.folder / "asked"
     first.run(["sh", "-c", f"{python} -c '{ASKER}' {endpoint} {result} > /dev/null 2>&1 &"])
     began = time.monotonic()
