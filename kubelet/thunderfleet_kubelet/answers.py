@@ -51,12 +51,17 @@ class Answers:
                 return result
         answer = oneoff.done(module, order)
         result = use(answer)
-        if '"problem"' not in json.dumps(answer):
+        if _whole(answer):
             self._given[name] = answer
         return result
 
+    def replace(self, module: str, order: dict[str, Any], answer: dict[str, Any]) -> None:
+        """Keeps ``answer`` instead of all others of ``module``, for the next start, which will give this ``order``."""
+        others = {name: kept for name, kept in self._kept.items() if not name.startswith(f"{module} ")}
+        self._given = others | ({_name(module, order): answer} if _whole(answer) else {})
+
     def save(self) -> None:
-        """Keeps the answers of this start, and no others. A failure is only logged."""
+        """Keeps the answers that were given, and no others. A failure is only logged."""
         if self._given == self._kept:
             return
         text = json.dumps(self._given).encode()
@@ -79,10 +84,14 @@ def _read(file: Path) -> Mapping[str, Any]:
     return found if isinstance(found, dict) and all(isinstance(one, dict) for one in found.values()) else {}
 
 
+def _whole(answer: Mapping[str, Any]) -> bool:
+    return '"problem"' not in json.dumps(answer)
+
+
 def _name(module: str, order: Mapping[str, Any]) -> str:
-    """A hash, because orders have keys. Another version, Python or checkout may answer something else."""
+    """With a hash, because orders have keys. Another version, Python or checkout may answer something else."""
     said = json.dumps([kubelet_version(), sys.version, list(_program()), module, order], sort_keys=True)
-    return hashlib.sha256(said.encode()).hexdigest()
+    return f"{module} {hashlib.sha256(said.encode()).hexdigest()}"
 
 
 def _program() -> Iterator[tuple[str, int]]:

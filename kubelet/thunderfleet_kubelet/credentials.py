@@ -9,9 +9,11 @@ from pathlib import Path
 from thunderfleet_lib.csr.names import CLIENT_SIGNER, SERVING_SIGNER
 from thunderfleet_lib.kube import ApiError, Kube
 
+from thunderfleet_kubelet.answers import Answers
 from thunderfleet_kubelet.bootstrap.certificates import (
     CertificateError,
     Pair,
+    keep_read,
     obtain,
     read_pair,
     usable,
@@ -69,7 +71,7 @@ class Credentials:
         self.can_serve = asyncio.Event()
         """Set once the server has a certificate."""
         self.client = Renewer("client", identity.client, self.request_client, self._use_client, report, client)
-        self.serving = Renewer("serving", identity.serving, self._request_serving, self._use_serving, report, serving)
+        self.serving = Renewer("serving", identity.serving, self._request_serving, self._renewed_serving, report, serving)
 
     def kube(self) -> Kube:
         """The connection to the API server with the current certificate."""
@@ -116,6 +118,7 @@ class Credentials:
         self._retired.append(old)
         self._client_changed(self._kube)
         self._expires("client", _end(pair))
+        await self._keep_read()
         task = asyncio.create_task(_close_later(old))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -131,6 +134,15 @@ class Credentials:
             addresses=self._addresses(),
             limit=SERVING_WAIT_SECONDS,
         )
+
+    async def _renewed_serving(self, pair: Pair) -> None:
+        await self._use_serving(pair)
+        await self._keep_read()
+
+    async def _keep_read(self) -> None:
+        """The next start need not read the new certificate: a Mac that boots has little time."""
+        files = (self.identity.client, self.identity.serving)
+        await asyncio.to_thread(keep_read, files, Answers(self.identity.answers))
 
     async def _use_serving(self, pair: Pair) -> None:
         self._serving_changed()

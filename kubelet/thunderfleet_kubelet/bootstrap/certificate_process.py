@@ -47,14 +47,23 @@ def read(pairs: Sequence[_Pair], answers: Answers | None = None) -> list[dict[st
     """
     known = {pair: _known[pair] for pair in pairs if pair in _known and answers is None}
     if new := [pair for pair in pairs if pair not in known]:
-        order = [[part.decode("latin-1") for part in pair] for pair in new]
-        asked = {"work": "say", "pairs": order}
+        asked = _order(new)
         said = answers.done(WORK, asked, _facts_of) if answers is not None else _facts_of(oneoff.done(WORK, asked))
         known |= zip(new, said, strict=True)
         _known.update(known)
     for old in list(_known)[:-_KEPT]:
         _known.pop(old, None)
     return [known[pair] for pair in pairs]
+
+
+def keep(pairs: Sequence[_Pair], answers: Answers) -> None:
+    """Keeps what these pairs say for the next start, which will read the same ones, in this order."""
+    answers.replace(WORK, _order(pairs), {"say": read(pairs)})
+    answers.save()
+
+
+def _order(pairs: Sequence[_Pair]) -> dict[str, Any]:
+    return {"work": "say", "pairs": [[part.decode("latin-1") for part in pair] for pair in pairs]}
 
 
 def _facts_of(answer: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -171,11 +171,20 @@ def usable(pair: Pair, node: str, now: datetime, addresses: Sequence[str] = ()) 
 
 def read_ahead(files: Sequence[Path], answers: Answers) -> None:
     """Has one process read all these pairs, so that later calls find their contents. Those calls report problems."""
+    certificate_process.read(_all_held(files), answers)
+
+
+def keep_read(files: Sequence[Path], answers: Answers) -> None:
+    """Keeps the contents of the pairs that are in ``files`` now, for the ``read_ahead`` of the next start."""
+    certificate_process.keep(_all_held(files), answers)
+
+
+def _all_held(files: Sequence[Path]) -> list[tuple[bytes, bytes]]:
     pairs = []
     for file in files:
         with contextlib.suppress(CertificateError, OSError):
             pairs.append(_held(file))
-    certificate_process.read([(pair.key, pair.certificate) for pair in pairs if pair is not None], answers)
+    return [(pair.key, pair.certificate) for pair in pairs if pair is not None]
 
 
 def read_pair(file: Path) -> Pair | None:

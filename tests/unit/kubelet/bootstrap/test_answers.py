@@ -1,5 +1,6 @@
 """A kubelet that starts with the same files again starts no process to read them."""
 
+import asyncio
 import base64
 import json
 import os
@@ -14,7 +15,9 @@ import pytest
 from thunderfleet_kubelet import answers, configprocess, oneoff
 from thunderfleet_kubelet.answers import FILE_BYTES, Answers
 from thunderfleet_kubelet.bootstrap import certificate_process
+from thunderfleet_kubelet.bootstrap.certificates import Pair, read_ahead, read_pair
 from thunderfleet_kubelet.config import Config, ConfigError
+from thunderfleet_kubelet.credentials import Credentials
 
 from tests.unit.kubelet.node.test_node_app import identity as make_identity
 
@@ -209,3 +212,52 @@ def test_a_kubelet_that_starts_again_starts_no_process(tmp_path: Path) -> None:
     said = [subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.split() for _ in range(2)]
     assert said[0][0] == "10300" and sorted(said[0][1:]) == [certificate_process.WORK, configprocess.WORK]
     assert said[1] == ["10300"]
+
+
+@pytest.mark.parametrize("name", ["client", "serving"])
+async def test_a_start_after_a_renewal_reads_no_certificate(
+    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The certificate of the server is issued while the kubelet runs, so a Mac's first boot is always such a start."""
+    known, other = make_identity(tmp_path), make_identity(tmp_path / "other")
+    issued = read_pair(other.client)
+    renewed: asyncio.Queue[str | None] = asyncio.Queue()
+
+    def started() -> None:
+        monkeypatch.setattr(certificate_process, "_known", {})
+        kept = Answers(known.answers)
+        configprocess.load(None, "studio-1", kept)
+        read_ahead((known.client, known.serving), kept)
+        kept.save()
+
+    async def obtain(*_: Any, **__: Any) -> Pair:
+        assert issued is not None and issued.facts
+        return issued
+
+    async def registered() -> None:
+        pass
+
+    monkeypatch.setattr("thunderfleet_kubelet.credentials.obtain", obtain)
+    started()
+    credentials = Credentials(
+        *(known, 3600),
+        addresses=lambda: (),
+        registered=registered,
+        client_changed=lambda _: None,
+        serving_changed=lambda: None,
+        expires=lambda *_: None,
+        report=renewed.put_nowait,
+    )
+    renewer = credentials.client if name == "client" else credentials.serving
+    renewer.pair = None
+    task = asyncio.ensure_future(renewer.run())
+    try:
+        assert await asyncio.wait_for(renewed.get(), 60) is None
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await credentials.close()
+    asked.clear()
+    started()
+    assert asked == []
+    assert len(json.loads(known.answers.read_text())) == 2
