@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 from thunderfleet_crds.kinds.nodeprofile import Agent
+from thunderfleet_lib.host.descriptors import allow_descriptors
 from thunderfleet_lib.host.hostcmd import Host
 from thunderfleet_lib.kube import Kube
-from thunderfleet_lib.net import listener
 
 from thunderfleet_agent.copies.controller import Counters, PeerCopies
 from thunderfleet_agent.copies.server import CopyServer
@@ -42,7 +42,7 @@ async def run(settings: AgentSettings) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    listener.allow_descriptors()
+    allow_descriptors()
     metrics = Metrics()
     host = Host()
     try:

@@ -13,8 +13,8 @@ from pathlib import Path
 from aiohttp import web
 from thunderfleet_crds.exchange.routing import DemandReport
 from thunderfleet_crds.vocabulary import GroupPhase
+from thunderfleet_lib.host.descriptors import allow_descriptors
 from thunderfleet_lib.kube import ApiError, Json, Kube, Part, key_of
-from thunderfleet_lib.net.listener import allow_descriptors
 from thunderfleet_lib.net.tlsbuffers import small_buffers
 
 from thunderfleet_operator.act.controllers.cache import CacheController

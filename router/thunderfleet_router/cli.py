@@ -13,8 +13,8 @@ from pathlib import Path
 
 from thunderfleet_lib import collector, logs
 from thunderfleet_lib.helpformat import HelpFormatter
+from thunderfleet_lib.host.descriptors import allow_descriptors
 from thunderfleet_lib.host.sandbox import mounted
-from thunderfleet_lib.net import listener
 
 PORT = 4141
 MAX_FLEET_ALIASES = 256
@@ -104,7 +104,7 @@ async def _serve(arguments: argparse.Namespace) -> int:
         from thunderfleet_router.http.exchange import Settings
 
     log = logging.getLogger(__name__)
-    listener.allow_descriptors()
+    allow_descriptors()
     try:
         settings = Settings(aliases_of(arguments.aliases), arguments.anonymous_wake, arguments.hold_seconds)
     except (OSError, ValueError) as error:

@@ -20,7 +20,7 @@ from thunderfleet_crds.exchange.group import GroupState
 from thunderfleet_crds.exchange.plan import LEAVE_SECONDS, Plan
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import GroupPhase, Verify
-from thunderfleet_lib.net import listener
+from thunderfleet_lib.host.descriptors import allow_descriptors
 
 from thunderfleet_runner import faults, protocol
 from thunderfleet_runner.api.intake import Intake
@@ -399,7 +399,7 @@ def api_keys(folder: Path) -> frozenset[str]:
 
 async def serve(settings: SupervisorSettings) -> None:
     """Runs a supervisor until SIGTERM or SIGINT, and its shutdown."""
-    listener.allow_descriptors()
+    allow_descriptors()
     supervisor = Supervisor(settings)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,18 +1,16 @@
 """Checks whether every API server is ready, over a connection that stays open."""
 
 import asyncio
-import contextlib
 import ssl
 from pathlib import Path
 
 import aiohttp
 from thunderfleet_lib.net import redirects
 
-from thunderfleet_controlplane.balancer.proxy import Pool
+from thunderfleet_controlplane.balancer.proxy import ANSWER_SECONDS, Pool, accepts
 from thunderfleet_controlplane.balancer.servers import ApiServer, is_address
 
 SECONDS = 3.0
-ANSWER_SECONDS = 4.0
 NAME_PERIODS = 5
 """Names are checked less often: they are needed only after addresses have changed, and each look-up is a multicast."""
 FAILURES = 2
@@ -105,16 +103,3 @@ async def _is_ready(session: aiohttp.ClientSession, server: ApiServer, context: 
             return answer.status in (200, 401, 403)
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
         return False
-
-
-async def accepts(server: ApiServer) -> bool:
-    """Whether the API server accepts a connection."""
-    try:
-        async with asyncio.timeout(ANSWER_SECONDS):
-            _, writer = await asyncio.open_connection(server.host, server.port)
-    except (OSError, TimeoutError):
-        return False
-    writer.close()
-    with contextlib.suppress(OSError):
-        await writer.wait_closed()
-    return True

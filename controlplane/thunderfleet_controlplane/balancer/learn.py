@@ -7,40 +7,17 @@ import os
 from pathlib import Path
 
 from kubernetes.aio.config.config_exception import ConfigException
-from thunderfleet_lib.host.privatefiles import write_private
 from thunderfleet_lib.kube import ApiError, Kube
 
+from thunderfleet_controlplane.balancer.disk import read, write
 from thunderfleet_controlplane.balancer.proxy import Pool
-from thunderfleet_controlplane.balancer.servers import (
-    CONFIG_MAP,
-    FILE_BYTES,
-    SLICE,
-    ApiServer,
-    from_text,
-    recorded_servers,
-    to_text,
-)
+from thunderfleet_controlplane.balancer.servers import CONFIG_MAP, SLICE, recorded_servers
 
 log = logging.getLogger(__name__)
 
 SECONDS = 30.0
 RETRY_SECONDS = 3.0
 REQUEST_SECONDS = 10.0
-
-
-def read(path: Path) -> tuple[ApiServer, ...]:
-    """The list on disk; empty if there is none."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            return from_text(file.read(FILE_BYTES))
-    except (OSError, ValueError):
-        return ()
-
-
-def write(path: Path, servers: tuple[ApiServer, ...]) -> None:
-    """Replace the list on disk if it differs."""
-    if read(path) != servers:
-        write_private(path, to_text(servers).encode())
 
 
 class Learner:

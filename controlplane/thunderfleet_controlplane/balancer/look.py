@@ -4,8 +4,8 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
-from thunderfleet_controlplane.balancer.health import accepts
-from thunderfleet_controlplane.balancer.learn import read
+from thunderfleet_controlplane.balancer.disk import read
+from thunderfleet_controlplane.balancer.proxy import accepts
 from thunderfleet_controlplane.balancer.servers import ApiServer, is_address
 
 LOCAL = "127.0.0.1"

@@ -21,6 +21,8 @@ FIRST_SECONDS = 15.0
 """How long a client may take to send its first bytes. Until then, no API server is contacted."""
 CONNECT_SECONDS = 3.0
 REACH_SECONDS = 20.0
+ANSWER_SECONDS = 4.0
+"""How long a check may take."""
 LINGER_SECONDS = 10.0
 """How long one direction may continue after the other has ended."""
 STUCK_SECONDS = 60.0
@@ -196,6 +198,19 @@ class Balancer:
                 self.pool.current = server
                 return server, ends
         raise OSError("no API server accepts connections")
+
+
+async def accepts(server: ApiServer) -> bool:
+    """Whether the API server accepts a connection."""
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            _, writer = await asyncio.open_connection(server.host, server.port)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return True
 
 
 def keep_alive(writer: asyncio.StreamWriter) -> None:

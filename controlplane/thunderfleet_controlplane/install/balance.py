@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
@@ -11,40 +12,54 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from thunderfleet_lib import collector
+from thunderfleet_lib.host.descriptors import allow_descriptors
 from thunderfleet_lib.net import authorities
 
-from thunderfleet_controlplane.balancer.proxy import Balancer, Pool
+from thunderfleet_controlplane.balancer import disk
+from thunderfleet_controlplane.balancer.proxy import Balancer, Pool, accepts
 from thunderfleet_controlplane.balancer.servers import ApiServer
 from thunderfleet_controlplane.components import server_url
 from thunderfleet_controlplane.daemons.plan import API_PORT
 from thunderfleet_controlplane.install.mac.logs import bound
 
 LOG_SECONDS = 600.0
+ACCEPT_SECONDS = 60.0
+"""How long it waits at most before it imports what checks the API servers."""
+LOOK_SECONDS = 0.5
 BACKLOG = 128
 
 
 async def run(listen: ApiServer, servers: Path, identity: Path, local: ApiServer | None, log: Path) -> None:
     """Forward connections until SIGTERM. ``servers``: the list on disk; ``identity``: folder of the kubelet's identity."""
-    with collector.paused():
-        authorities.import_aiohttp()
-        from thunderfleet_lib.net.listener import allow_descriptors
-
-        from thunderfleet_controlplane.balancer.health import Health
-        from thunderfleet_controlplane.balancer.learn import Learner
-
     allow_descriptors()
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     pool = Pool(local)
-    learner = Learner(pool, servers, identity, server_url(listen.host, listen.port), API_PORT)
-    learner.look()
+    pool.use(disk.read(servers))
     listening = socket.create_server((listen.host, listen.port), backlog=BACKLOG)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(Balancer(pool).serve(listening))
-        tasks.create_task(Health(pool, identity).run())
-        tasks.create_task(learner.run())
         tasks.create_task(_bound(log))
+        await until_accepted(pool, servers)
+        with collector.paused():
+            authorities.import_aiohttp()
+            from thunderfleet_controlplane.balancer.health import Health
+            from thunderfleet_controlplane.balancer.learn import Learner
+        tasks.create_task(Health(pool, identity).run())
+        tasks.create_task(Learner(pool, servers, identity, server_url(listen.host, listen.port), API_PORT).run())
+
+
+async def until_accepted(pool: Pool, servers: Path) -> None:
+    """Waits until an API server accepts connections, for a limited time. ``servers``: the list on disk, which may change.
+
+    While a Mac boots, everything starts at once, and there is nothing to choose or to learn yet.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(ACCEPT_SECONDS):
+            while not any(await asyncio.gather(*map(accepts, pool.every))):
+                await asyncio.sleep(LOOK_SECONDS)
+                pool.use(disk.read(servers) or pool.servers)
 
 
 async def _bound(log: Path) -> None:

@@ -9,6 +9,8 @@ from typing import Final
 
 FOLDER: Final = "/dev/fd"
 """Folder with an entry for each open file, on macOS and Linux."""
+WANTED: Final = 4096
+"""Enough for all connections of a program that listens. launchd gives 256 at first."""
 
 
 @dataclass(frozen=True)
@@ -38,3 +40,12 @@ def _counted(limit: int) -> Descriptors:
             raise
         used = limit
     return Descriptors(max(0, limit - used), limit)
+
+
+def allow_descriptors() -> None:
+    """Raises the soft limit of open files to WANTED, or as far as the hard limit allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = WANTED if hard == resource.RLIM_INFINITY else min(WANTED, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

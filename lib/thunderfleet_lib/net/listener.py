@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import errno
 import logging
-import resource
 import socket
 import ssl
 from collections import Counter
@@ -34,8 +33,6 @@ EARLY_BYTES = 64 * 1024
 """Bytes that a client may send while its request is handled, for servers of APIs; see ``Listener``."""
 HANDSHAKE_SECONDS = 5.0
 FLUSH_SECONDS = 5.0
-DESCRIPTORS = 4096
-"""Desired number of file descriptors of a listening process; launchd's default limit is 256."""
 _OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _BACKLOG = 128
 _REFUSAL = (
@@ -46,15 +43,6 @@ _REFUSAL = (
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Taker = Callable[[socket.socket, bool], Awaitable[None]]
 """Handles a connection that is not HTTP, until its end. The second argument: whether its address is known."""
-
-
-def allow_descriptors() -> None:
-    """Raises the soft limit of open files to DESCRIPTORS, or as far as the hard limit allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class _Connection(asyncio.Protocol):

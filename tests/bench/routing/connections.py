@@ -9,7 +9,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from thunderfleet_lib.net import listener
+from thunderfleet_lib.host.descriptors import allow_descriptors
 
 from tests.bench import processes
 from tests.bench.figures import Bound, Figure
@@ -135,7 +135,7 @@ def _measured(
 
 def figures(say: Say) -> list[Figure]:
     """Idle connections, idle streams, and streams that nobody reads."""
-    listener.allow_descriptors()
+    allow_descriptors()
     return [
         _measured(say, "idle connections", ("4", "1"), _greet, CONNECTION_KILOBYTES),
         _measured(say, "idle streams", ("silent",), _first_token, STREAM_KILOBYTES),

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from urllib.parse import urlsplit
 
 from aiohttp import web
-from thunderfleet_lib.net.listener import allow_descriptors
+from thunderfleet_lib.host.descriptors import allow_descriptors
 
 from tests.support.routers.router import Kit
 from tests.support.routers.routing import Gateway, Model

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
-from thunderfleet_controlplane.balancer import learn, proxy
+from thunderfleet_controlplane.balancer import disk, learn, proxy
 from thunderfleet_controlplane.balancer.health import Health
 from thunderfleet_controlplane.balancer.proxy import Balancer, Pool
 from thunderfleet_controlplane.balancer.servers import (
@@ -374,7 +374,7 @@ def test_the_balancer_asks_as_the_kubelet(tmp_path: Path) -> None:
             await asyncio.gather(health, return_exceptions=True)
             hosts = ["127.0.0.1", "192.168.64.12", "192.168.64.13", "studio-2.local"]
             assert [one.host for one in pool.servers] == hosts
-            assert learn.read(tmp_path / "servers.json") == pool.servers
+            assert disk.read(tmp_path / "servers.json") == pool.servers
 
     asyncio.run(run())
 
@@ -400,16 +400,16 @@ def test_an_impostor_fails(tmp_path: Path) -> None:
 
 def test_the_list_on_disk(tmp_path: Path) -> None:
     file = tmp_path / "servers.json"
-    assert learn.read(file) == ()
-    learn.write(file, (ONE, TWO))
+    assert disk.read(file) == ()
+    disk.write(file, (ONE, TWO))
     stamp = file.stat().st_mtime_ns, file.stat().st_ino
-    learn.write(file, (ONE, TWO))
+    disk.write(file, (ONE, TWO))
     assert (file.stat().st_mtime_ns, file.stat().st_ino) == stamp, "what is the same is not written"
     pool = Pool()
     learner = learn.Learner(pool, file, tmp_path, "https://127.0.0.1:6444", 6443)
     learner.look()
     assert list(pool.servers) == [ONE, TWO]
-    learn.write(file, (THREE,))
+    disk.write(file, (THREE,))
     learner.look()
     assert list(pool.servers) == [THREE]
     file.write_text("damaged")

@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from thunderfleet_lib.host.descriptors import allow_descriptors
 from thunderfleet_lib.httpapi import bodies, routed
 from thunderfleet_lib.net import listener
 from thunderfleet_router.decide import asked, limits
@@ -394,7 +395,7 @@ async def test_who_leaves_and_comes_again_wakes_no_more_often() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_five_hundred_requests_for_a_model_that_never_comes_up(stream: bool) -> None:
-    listener.allow_descriptors()
+    allow_descriptors()
     async with gateways("a") as (a,):
         other = Model("other", urls=[a.url], keys={"bob": "sk-b"}, repository="org/other")
         kit = Kit(Model(urls=[a.url], states=["Loading"], keys=KEYS), other, settings=Settings(hold_seconds=3600.0))

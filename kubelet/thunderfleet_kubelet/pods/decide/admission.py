@@ -22,8 +22,8 @@ Json = dict[str, Any]
 Rejection = tuple[str, str]
 """Reason and message of a pod that the node fails."""
 
-NICE_OF_FIRST = -10
-"""The nice value of processes that come before other programs, half way to the lowest."""
+NICE_OF_FIRST = -15
+"""The nice value of processes that come before other programs; that of the kubelet while they wait for it."""
 
 
 def cannot_run(pod: Json, images: Mapping[str, object], mac: bool) -> Problem | None:

@@ -117,7 +117,7 @@ print(before)
 def test_pods_wait_for_a_kubelet_that_comes_before_other_programs(tmp_path: Path, by: str) -> None:
     make_identity(tmp_path)
     own = os.getpriority(os.PRIO_PROCESS, 0)
-    first = -10 if os.geteuid() == 0 else own
+    first = -15 if os.geteuid() == 0 else own
     given = first if by == "launchd" else own
     done = subprocess.run(
         [sys.executable, "-c", PREFERRED, str(tmp_path)],
@@ -150,7 +150,7 @@ def test_the_launch_daemon_abandons_its_containers(capsys: pytest.CaptureFixture
     assert made["AbandonProcessGroup"] is True
     assert made["KeepAlive"] is True
     assert made["ExitTimeOut"] >= 60
-    assert made["Nice"] == -10
+    assert made["Nice"] == -15
     assert "UserName" not in made, "a root daemon: user agents are cut off from LAN peers"
 
 

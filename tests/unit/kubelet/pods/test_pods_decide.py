@@ -686,8 +686,8 @@ def test_what_asks_for_a_mac() -> None:
 @pytest.mark.parametrize(
     ("capabilities", "expected"),
     [
-        ({"add": ["SYS_NICE"]}, -10),
-        ({"add": ["NET_RAW", "SYS_NICE", "SYS_NICE"]}, -10),
+        ({"add": ["SYS_NICE"]}, -15),
+        ({"add": ["NET_RAW", "SYS_NICE", "SYS_NICE"]}, -15),
         # The admission policy looks for this one name only.
         ({"add": ["sys_nice", "CAP_SYS_NICE", "SYS_NICE ", "ALL"]}, 0),
         ({"drop": ["SYS_NICE"]}, 0),

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from thunderfleet_lib.host import descriptors as module
-from thunderfleet_lib.host.descriptors import descriptors
+from thunderfleet_lib.host.descriptors import allow_descriptors, descriptors
 
 STARVED = """
 import json, resource, socket
@@ -38,3 +38,13 @@ def test_what_has_no_limit_or_cannot_be_counted_is_not_known(monkeypatch: pytest
     monkeypatch.undo()
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert descriptors() is None
+
+
+def test_a_listening_process_raises_its_limit_of_descriptors() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    try:
+        allow_descriptors()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(module.WANTED, before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

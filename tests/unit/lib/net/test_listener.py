@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 
 import aiohttp
 import pytest
@@ -186,13 +185,3 @@ async def test_requests_in_one_packet_are_bounded() -> None:
         finally:
             writer.transport.abort()
         server.later.set()
-
-
-def test_a_listening_process_raises_its_limit_of_descriptors() -> None:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
-    try:
-        listener.allow_descriptors()
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(listener.DESCRIPTORS, before[1])
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
+from thunderfleet_lib.host.descriptors import allow_descriptors
 from thunderfleet_lib.net import listener
 from thunderfleet_operator.health import CONNECTIONS, Health
 from thunderfleet_operator.metrics import Metrics
@@ -22,7 +23,7 @@ def port() -> int:
 
 @pytest.fixture
 async def health(port: int) -> AsyncIterator[Health]:
-    listener.allow_descriptors()
+    allow_descriptors()
     page = Health(Metrics(), stuck=lambda: False, synced=lambda: True, leading=lambda: True, objects=lambda: b"# of objects\n")
     runner = await page.serve("127.0.0.1", port)
     yield page

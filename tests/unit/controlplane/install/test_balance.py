@@ -1,0 +1,91 @@
+"""The balancer's daemon while no API server accepts connections yet."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from thunderfleet_controlplane.balancer import disk
+from thunderfleet_controlplane.balancer.proxy import Pool
+from thunderfleet_controlplane.balancer.servers import ApiServer
+from thunderfleet_controlplane.install import balance
+
+LARGE = {"aiohttp", "kubernetes", "cryptography", "pydantic"}
+STARTED = """
+import asyncio, json, sys
+from thunderfleet_controlplane.install import balance
+
+at, folder, large = sys.argv[1], sys.argv[2], set(json.loads(sys.argv[3]))
+
+async def waits(pool, servers):
+    host, _, port = at.rpartition(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.close()
+    print(json.dumps([list(map(str, pool.every)), sorted(large & set(sys.modules))]), flush=True)
+    asyncio.current_task().cancel()
+    await asyncio.sleep(60)
+
+balance.until_accepted = waits
+balance.main(["--listen", at, "--servers", folder + "/servers.json", "--identity", folder, "--log", folder + "/log"])
+"""
+
+
+@pytest.fixture
+def bound() -> Iterator[socket.socket]:
+    """A socket that is bound, and does not listen yet."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        yield found
+
+
+def _at(bound: socket.socket) -> ApiServer:
+    return ApiServer(*bound.getsockname())
+
+
+def test_it_forwards_connections_before_it_imports_large_libraries(bound: socket.socket, tmp_path: Path) -> None:
+    known = (ApiServer("192.168.64.11", 6443),)
+    disk.write(tmp_path / "servers.json", known)
+    at = str(_at(bound))
+    bound.close()
+    command = [sys.executable, "-c", STARTED, at, str(tmp_path), json.dumps(sorted(LARGE))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(done.stdout) == [list(map(str, known)), []]
+
+
+async def test_it_waits_until_an_api_server_accepts(
+    bound: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(balance, "LOOK_SECONDS", 0.01)
+    looked = asyncio.Event()
+    read = disk.read
+
+    def counted(path: Path) -> tuple[ApiServer, ...]:
+        looked.set()
+        return read(path)
+
+    monkeypatch.setattr(disk, "read", counted)
+    pool = Pool()
+    waiting = asyncio.ensure_future(balance.until_accepted(pool, tmp_path / "servers.json"))
+    try:
+        await asyncio.wait_for(looked.wait(), 60)
+        assert not waiting.done()
+        bound.listen()
+        # A command has written the list meanwhile.
+        disk.write(tmp_path / "servers.json", (_at(bound),))
+        await asyncio.wait_for(waiting, 60)
+        assert pool.servers == (_at(bound),)
+    finally:
+        waiting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await waiting
+
+
+async def test_it_does_not_wait_for_ever(bound: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(balance, "ACCEPT_SECONDS", 0.1)
+    monkeypatch.setattr(balance, "LOOK_SECONDS", 0.01)
+    await asyncio.wait_for(balance.until_accepted(Pool(_at(bound)), tmp_path / "servers.json"), 60)
