@@ -82,6 +82,11 @@ def recorded_servers(config_map: Json | None, endpoints: Json | None, port: int)
     return tuple(sorted(found, key=lambda one: not is_address(one.host)))
 
 
+def several(servers: Iterable[ApiServer]) -> bool:
+    """Whether these are API servers of more than one Mac. Each has an address, and may have a name besides."""
+    return sum(is_address(one.host) for one in servers) > 1
+
+
 def order(
     servers: Sequence[ApiServer], failing: Collection[ApiServer], local: ApiServer | None, current: ApiServer | None
 ) -> list[ApiServer]:

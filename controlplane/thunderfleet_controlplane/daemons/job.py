@@ -33,6 +33,8 @@ class Daemon:
     """How long launchd waits after SIGTERM before it sends SIGKILL."""
     restart_seconds: int = 10
     """Minimum interval between two starts by launchd, in seconds."""
+    nice: int = 0
+    """Above 0: other programs come first."""
 
     @property
     def label(self) -> str:
@@ -61,6 +63,8 @@ class Daemon:
         }
         if not environment:
             del found["EnvironmentVariables"]
+        if self.nice:
+            found["Nice"] = self.nice
         return found
 
     def to_plist(self) -> bytes:

@@ -166,6 +166,8 @@ def daemons(config: HostConfig, inputs: Mapping[str, str], environment: Mapping[
         ),
         layout.log(APPROVER),
         environment,
+        # Nothing waits for it while a Mac boots.
+        nice=5,
     )
     every = (*(_program(config, one) for one in programs), approver)
     return tuple(replace(one, inputs=inputs.get(one.name, "")) for one in every)

@@ -17,14 +17,14 @@ from thunderfleet_lib.net import authorities
 
 from thunderfleet_controlplane.balancer import disk
 from thunderfleet_controlplane.balancer.proxy import Balancer, Pool, accepts
-from thunderfleet_controlplane.balancer.servers import ApiServer
+from thunderfleet_controlplane.balancer.servers import ApiServer, several
 from thunderfleet_controlplane.components import server_url
 from thunderfleet_controlplane.daemons.plan import API_PORT
 from thunderfleet_controlplane.install.mac.logs import bound
 
 LOG_SECONDS = 600.0
-ACCEPT_SECONDS = 60.0
-"""How long it waits at most before it imports what checks the API servers."""
+CALM_SECONDS = 30.0
+"""How long it waits at most before it imports what checks and learns API servers; the list on disk is that of the last run."""
 LOOK_SECONDS = 0.5
 BACKLOG = 128
 
@@ -41,7 +41,7 @@ async def run(listen: ApiServer, servers: Path, identity: Path, local: ApiServer
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(Balancer(pool).serve(listening))
         tasks.create_task(_bound(log))
-        await until_accepted(pool, servers)
+        await until_useful(pool, servers)
         with collector.paused():
             authorities.import_aiohttp()
             from thunderfleet_controlplane.balancer.health import Health
@@ -50,14 +50,15 @@ async def run(listen: ApiServer, servers: Path, identity: Path, local: ApiServer
         tasks.create_task(Learner(pool, servers, identity, server_url(listen.host, listen.port), API_PORT).run())
 
 
-async def until_accepted(pool: Pool, servers: Path) -> None:
-    """Waits until an API server accepts connections, for a limited time. ``servers``: the list on disk, which may change.
+async def until_useful(pool: Pool, servers: Path) -> None:
+    """Waits until there are several API servers and one accepts connections, for a limited time.
 
-    While a Mac boots, everything starts at once, and there is nothing to choose or to learn yet.
+    While a Mac boots, everything starts at once, and with one API server there is nothing to choose. ``servers``: the list on
+    disk, which may change.
     """
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(ACCEPT_SECONDS):
-            while not any(await asyncio.gather(*map(accepts, pool.every))):
+        async with asyncio.timeout(CALM_SECONDS):
+            while not (several(pool.servers) and any(await asyncio.gather(*map(accepts, pool.every)))):
                 await asyncio.sleep(LOOK_SECONDS)
                 pool.use(disk.read(servers) or pool.servers)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from thunderfleet_lib.kube import Kube
 
-from thunderfleet_controlplane.balancer import learn
+from thunderfleet_controlplane.balancer import disk
 from thunderfleet_controlplane.balancer.servers import ApiServer, entry, is_address
 from thunderfleet_controlplane.daemons.job import Daemon
 from thunderfleet_controlplane.daemons.plan import API_PORT, BALANCED, KUBELET, ORDER, HostConfig, daemons, from_state, label
@@ -173,7 +173,7 @@ async def _join_self(mac: Mac, config: HostConfig, pki: ClusterPki, kubelet: Kub
 
 def join_line(config: HostConfig, token: str, ca_hash: str, key: bytes = b"") -> JoinLine:
     """The join line for other Macs, with this API server and the others of the cluster."""
-    every = [one.host for one in (*own_servers(config), *learn.read(config.layout.api_servers))]
+    every = [one.host for one in (*own_servers(config), *disk.read(config.layout.api_servers))]
     addresses = tuple(dict.fromkeys(host for host in every if is_address(host)))[:ADDRESSES]
     names = tuple(dict.fromkeys(host for host in every if not is_address(host) and len(host) <= NAME_LENGTH))[:NAMES]
     return JoinLine(addresses, API_PORT, token, ca_hash, names, key)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from thunderfleet_controlplane.balancer import learn
+from thunderfleet_controlplane.balancer import disk
 from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.daemons.plan import EXIT_SECONDS, NODE, ORDER, HostConfig, from_state, label
 from thunderfleet_controlplane.install.backup import archive, etcd
@@ -107,7 +107,7 @@ def _others(mac: Mac) -> list[str]:
     states = [from_state(read_json(path), layout, ()) for path in (layout.state, staged.state)]
     hosts = [host for state in states for host in hosts_in(state.etcd_initial)]
     try:
-        members = Etcd(staged.pki, (*hosts, *(one.host for one in learn.read(layout.api_servers)))).members()
+        members = Etcd(staged.pki, (*hosts, *(one.host for one in disk.read(layout.api_servers)))).members()
     except EtcdError:
         if any(state.shared for state in states):
             mac.step(

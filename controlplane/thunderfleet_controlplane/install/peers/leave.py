@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from thunderfleet_lib.kube import ApiError
 
-from thunderfleet_controlplane.balancer import learn
+from thunderfleet_controlplane.balancer import disk
 from thunderfleet_controlplane.balancer.servers import CONFIG_MAP
 from thunderfleet_controlplane.daemons.plan import LOCAL, from_state
 from thunderfleet_controlplane.install.errors import InstallError
@@ -43,7 +43,7 @@ def leaving(mac: Mac) -> Leaving | None:
         return None
     if not layout.joining.exists() and read_json(layout.state).get("shared") is not True:
         return None
-    etcd = Etcd(layout.pki, (one.host for one in learn.read(layout.api_servers)))
+    etcd = Etcd(layout.pki, (one.host for one in disk.read(layout.api_servers)))
     try:
         members = etcd.members()
     except EtcdError as error:
@@ -90,7 +90,7 @@ def remove_member(mac: Mac, node: str, *, force: bool) -> int:
     config = from_state(read_json(layout.state), layout, ())
     if node == config.name:
         raise InstallError("this is the control plane of this Mac: leave out --member to remove it", usage=True)
-    etcd = Etcd(layout.pki, (one.host for one in learn.read(layout.api_servers)))
+    etcd = Etcd(layout.pki, (one.host for one in disk.read(layout.api_servers)))
     try:
         members = etcd.members()
         known = set(asyncio.run(_where(mac, node)).split())

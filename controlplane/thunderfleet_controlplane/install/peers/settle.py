@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from thunderfleet_controlplane.balancer import learn
+from thunderfleet_controlplane.balancer import disk
 from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.daemons.plan import HostConfig, label
 from thunderfleet_controlplane.install.errors import InstallError
@@ -34,7 +34,7 @@ def check_data(config: HostConfig) -> None:
 
 def etcd_of(config: HostConfig) -> Etcd:
     """All known etcds, this Mac's own first."""
-    return Etcd(config.layout.pki, (one.host for one in learn.read(config.layout.api_servers)))
+    return Etcd(config.layout.pki, (one.host for one in disk.read(config.layout.api_servers)))
 
 
 def settle(mac: Mac, config: HostConfig, etcd: Etcd | None = None) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from thunderfleet_lib.net import tls
 from thunderfleet_lib.net.discovery import ca_hash, choose_ca, shown, unverified
 
-from thunderfleet_controlplane.balancer import learn
+from thunderfleet_controlplane.balancer import disk
 from thunderfleet_controlplane.balancer.servers import ApiServer, bounded
 from thunderfleet_controlplane.daemons.plan import BALANCER, BALANCER_PORT, LOCAL, balancer, label
 from thunderfleet_controlplane.install.errors import InstallError
@@ -29,7 +29,7 @@ def put_balancer(
     layout = mac.layout
     make_folder(layout.data, 0o755)
     make_folder(layout.logs, 0o755)
-    learn.write(layout.api_servers, bounded((*servers, *learn.read(layout.api_servers))))
+    disk.write(layout.api_servers, bounded((*servers, *disk.read(layout.api_servers))))
     daemon = balancer(layout, environment, python, control_plane=control_plane, version=mac.shipped.version)
     path = layout.plist(daemon.label)
     started = put_daemon(mac.launchctl, path, daemon.label, daemon.to_plist(), daemon.exit_seconds)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from thunderfleet_controlplane.balancer import learn
+from thunderfleet_controlplane.balancer import disk
 from thunderfleet_controlplane.balancer.servers import ApiServer
 from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.daemons.plan import HostConfig
@@ -235,7 +235,7 @@ def test_other_control_planes_would_go_on_with_other_data(mac: RecordedMac, monk
         return SimpleNamespace(members=lambda: tuple(several))
 
     monkeypatch.setattr(restore, "Etcd", etcd)
-    learn.write(mac.layout.api_servers, (ApiServer("192.168.64.12", 6443),))
+    disk.write(mac.layout.api_servers, (ApiServer("192.168.64.12", 6443),))
     for _ in range(2):
         with pytest.raises(InstallError, match=r"and the others would continue without this one.*two \(192\.168\.64\.12\)"):
             mac.restore(mac.file)

@@ -1,4 +1,4 @@
-"""The balancer's daemon while no API server accepts connections yet."""
+"""The balancer's daemon while a Mac boots."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ async def waits(pool, servers):
     asyncio.current_task().cancel()
     await asyncio.sleep(60)
 
-balance.until_accepted = waits
+balance.until_useful = waits
 balance.main(["--listen", at, "--servers", folder + "/servers.json", "--identity", folder, "--log", folder + "/log"])
 """
 
@@ -57,7 +57,7 @@ def test_it_forwards_connections_before_it_imports_large_libraries(bound: socket
     assert json.loads(done.stdout) == [list(map(str, known)), []]
 
 
-async def test_it_waits_until_an_api_server_accepts(
+async def test_it_waits_until_there_is_something_to_choose(
     bound: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(balance, "LOOK_SECONDS", 0.01)
@@ -70,15 +70,20 @@ async def test_it_waits_until_an_api_server_accepts(
 
     monkeypatch.setattr(disk, "read", counted)
     pool = Pool()
-    waiting = asyncio.ensure_future(balance.until_accepted(pool, tmp_path / "servers.json"))
+    pool.use((_at(bound), ApiServer("studio-1.local", 1)))
+    waiting = asyncio.ensure_future(balance.until_useful(pool, tmp_path / "servers.json"))
     try:
         await asyncio.wait_for(looked.wait(), 60)
         assert not waiting.done()
         bound.listen()
+        looked.clear()
+        await asyncio.wait_for(looked.wait(), 60)
+        assert not waiting.done(), "there is nothing to choose"
         # A command has written the list meanwhile.
-        disk.write(tmp_path / "servers.json", (_at(bound),))
+        listed = (_at(bound), ApiServer("127.0.0.9", 1), ApiServer("studio-1.local", 1))
+        disk.write(tmp_path / "servers.json", listed)
         await asyncio.wait_for(waiting, 60)
-        assert pool.servers == (_at(bound),)
+        assert pool.servers == listed
     finally:
         waiting.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -86,6 +91,6 @@ async def test_it_waits_until_an_api_server_accepts(
 
 
 async def test_it_does_not_wait_for_ever(bound: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(balance, "ACCEPT_SECONDS", 0.1)
+    monkeypatch.setattr(balance, "CALM_SECONDS", 0.1)
     monkeypatch.setattr(balance, "LOOK_SECONDS", 0.01)
-    await asyncio.wait_for(balance.until_accepted(Pool(_at(bound)), tmp_path / "servers.json"), 60)
+    await asyncio.wait_for(balance.until_useful(Pool(_at(bound)), tmp_path / "servers.json"), 60)
