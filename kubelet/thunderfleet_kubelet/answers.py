@@ -4,6 +4,7 @@ The file is beside the keys of the node, because what it has decides what the ku
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -90,12 +91,17 @@ def _whole(answer: Mapping[str, Any]) -> bool:
 
 def _name(module: str, order: Mapping[str, Any]) -> str:
     """With a hash, because orders have keys. Another version, Python or checkout may answer something else."""
-    said = json.dumps([kubelet_version(), sys.version, list(_program()), module, order], sort_keys=True)
+    said = json.dumps([kubelet_version(), sys.version, _program(), module, order], sort_keys=True)
     return f"{module} {hashlib.sha256(said.encode()).hexdigest()}"
 
 
-def _program() -> Iterator[tuple[str, int]]:
-    """The source files of this program and of the library, with the times of their last changes."""
+@functools.cache
+def _program() -> tuple[tuple[str, int], ...]:
+    """The source files of this program and of the library, with the times of their last changes. As they were at first."""
+    return tuple(_sources())
+
+
+def _sources() -> Iterator[tuple[str, int]]:
     for package in (os.path.dirname(__file__), *thunderfleet_lib.__path__):
         for folder, _, files in sorted(os.walk(package)):
             for file in sorted(files):

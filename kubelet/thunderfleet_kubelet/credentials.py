@@ -65,6 +65,7 @@ class Credentials:
         self._kube = identity.kube()
         self._retired: list[Kube] = []
         self._closing: set[asyncio.Task[None]] = set()
+        self._keeping = asyncio.Lock()
         serving = _damaged_is_none(identity.serving)
         if serving is not None and not usable(serving, identity.node_name, datetime.now(UTC), addresses()):
             serving = None
@@ -118,10 +119,10 @@ class Credentials:
         self._retired.append(old)
         self._client_changed(self._kube)
         self._expires("client", _end(pair))
-        await self._keep_read()
         task = asyncio.create_task(_close_later(old))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+        await self._keep_read()
 
     async def _request_serving(self) -> Pair:
         # Approvers compare the request with the Node's addresses, so the Node must exist first.
@@ -140,9 +141,13 @@ class Credentials:
         await self._keep_read()
 
     async def _keep_read(self) -> None:
-        """The next start need not read the new certificate: a Mac that boots has little time."""
+        """Keeps what the new certificate says: a kubelet that starts while its Mac boots need not read it."""
         files = (self.identity.client, self.identity.serving)
-        await asyncio.to_thread(keep_read, files, Answers(self.identity.answers))
+        try:
+            async with self._keeping:
+                await asyncio.to_thread(keep_read, files, Answers(self.identity.answers))
+        except Exception as error:
+            log.warning("%s: cannot keep what certificates say (%r); the next start reads them", self.identity.answers, error)
 
     async def _use_serving(self, pair: Pair) -> None:
         self._serving_changed()

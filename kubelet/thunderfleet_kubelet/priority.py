@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 NICE = -15
-"""On macOS, the last value that comes after the applications a person works with: 31 + 15 is below their priority, 47."""
+"""The lowest value that still comes after the applications a person works with: macOS makes it 31 + 15 = 46, theirs is 47."""
 _THREADS = "/proc/self/task"
 
 

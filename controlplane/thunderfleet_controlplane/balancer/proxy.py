@@ -192,7 +192,7 @@ class Balancer:
                 try:
                     async with asyncio.timeout(CONNECT_SECONDS):
                         ends = await asyncio.open_connection(server.host, server.port, limit=CHUNK)
-                except (OSError, TimeoutError):
+                except (OSError, TimeoutError, ValueError):
                     self.pool.report(server, works=False)
                     continue
                 self.pool.current = server
@@ -205,7 +205,8 @@ async def accepts(server: ApiServer) -> bool:
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
             _, writer = await asyncio.open_connection(server.host, server.port)
-    except (OSError, TimeoutError):
+    # ValueError: a name that DNS cannot have.
+    except (OSError, TimeoutError, ValueError):
         return False
     writer.close()
     with contextlib.suppress(OSError):

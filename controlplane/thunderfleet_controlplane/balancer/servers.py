@@ -83,7 +83,7 @@ def recorded_servers(config_map: Json | None, endpoints: Json | None, port: int)
 
 
 def several(servers: Iterable[ApiServer]) -> bool:
-    """Whether these are API servers of more than one Mac. Each has an address, and may have a name besides."""
+    """Whether these have more than one address. Each Mac with a control plane has one or two, and may have a name besides."""
     return sum(is_address(one.host) for one in servers) > 1
 
 

@@ -166,7 +166,7 @@ def daemons(config: HostConfig, inputs: Mapping[str, str], environment: Mapping[
         ),
         layout.log(APPROVER),
         environment,
-        # Nothing waits for it while a Mac boots.
+        # Nothing waits for it while its Mac boots. A join waits a little longer while this Mac is busy.
         nice=5,
     )
     every = (*(_program(config, one) for one in programs), approver)

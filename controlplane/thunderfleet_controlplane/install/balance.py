@@ -17,14 +17,14 @@ from thunderfleet_lib.net import authorities
 
 from thunderfleet_controlplane.balancer import disk
 from thunderfleet_controlplane.balancer.proxy import Balancer, Pool, accepts
-from thunderfleet_controlplane.balancer.servers import ApiServer, several
+from thunderfleet_controlplane.balancer.servers import ApiServer, is_address, several
 from thunderfleet_controlplane.components import server_url
 from thunderfleet_controlplane.daemons.plan import API_PORT
 from thunderfleet_controlplane.install.mac.logs import bound
 
 LOG_SECONDS = 600.0
 CALM_SECONDS = 30.0
-"""How long it waits at most before it imports what checks and learns API servers; the list on disk is that of the last run."""
+"""How long it waits at most before it checks API servers and learns their addresses. Until then, it uses the list on disk."""
 LOOK_SECONDS = 0.5
 BACKLOG = 128
 
@@ -42,25 +42,45 @@ async def run(listen: ApiServer, servers: Path, identity: Path, local: ApiServer
         tasks.create_task(Balancer(pool).serve(listening))
         tasks.create_task(_bound(log))
         await until_useful(pool, servers)
-        with collector.paused():
-            authorities.import_aiohttp()
-            from thunderfleet_controlplane.balancer.health import Health
-            from thunderfleet_controlplane.balancer.learn import Learner
+        # In a thread, because clients are connected.
+        await asyncio.to_thread(_import_checks)
+        from thunderfleet_controlplane.balancer.health import Health
+        from thunderfleet_controlplane.balancer.learn import Learner
+
         tasks.create_task(Health(pool, identity).run())
         tasks.create_task(Learner(pool, servers, identity, server_url(listen.host, listen.port), API_PORT).run())
 
 
 async def until_useful(pool: Pool, servers: Path) -> None:
-    """Waits until there are several API servers and one accepts connections, for a limited time.
+    """Waits until several addresses are known and one accepts connections, for a limited time.
 
-    While a Mac boots, everything starts at once, and with one API server there is nothing to choose. ``servers``: the list on
-    disk, which may change.
+    While a Mac boots, everything starts at once, and with one address there is little to choose: that another machine has it
+    now is noticed later. ``servers``: the list on disk, which may change.
     """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(CALM_SECONDS):
-            while not (several(pool.servers) and any(await asyncio.gather(*map(accepts, pool.every)))):
+            while not (several(pool.servers) and await _one_accepts(pool.every)):
                 await asyncio.sleep(LOOK_SECONDS)
                 pool.use(disk.read(servers) or pool.servers)
+
+
+async def _one_accepts(servers: Sequence[ApiServer]) -> bool:
+    # Without names, because each look-up is a multicast.
+    checks = [asyncio.create_task(accepts(one)) for one in servers if is_address(one.host)]
+    try:
+        for check in asyncio.as_completed(checks):
+            if await check:
+                return True
+        return False
+    finally:
+        for one in checks:
+            one.cancel()
+        await asyncio.gather(*checks, return_exceptions=True)
+
+
+def _import_checks() -> None:
+    with collector.paused():
+        from thunderfleet_controlplane.balancer import health, learn  # noqa: F401
 
 
 async def _bound(log: Path) -> None:
@@ -88,6 +108,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--log", type=Path, required=True, help="log file whose size to limit")
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    # It imports aiohttp late, when it has threads.
+    authorities.never_read()
     try:
         asyncio.run(run(given.listen, given.servers, given.identity, given.local, given.log))
     except asyncio.CancelledError:

@@ -1,6 +1,6 @@
 """The machine of a program: commands and their output, files, and protection against other users.
 
-descriptors  how many more files and connections a process can open
+descriptors  how many more files and connections a process can open; raises the limit
 gpu_memory  how much memory the GPU of a Mac may use
 hostcmd  runs commands of this machine, with limits on time and output
 interfaces  addresses of a Mac, from what `route` and `ifconfig` print

@@ -1,4 +1,4 @@
-"""How many more files and connections this process can open."""
+"""How many more files and connections this process can open, and a higher limit."""
 
 import contextlib
 import errno

@@ -11,6 +11,11 @@ FILE = "SSL_CERT_FILE"
 """The environment variable that names the file with these certificates, for OpenSSL."""
 
 
+def never_read() -> None:
+    """Lets this process and those that it starts read no certificates of authorities; to be called before it starts threads."""
+    os.environ[FILE] = os.devnull
+
+
 def import_aiohttp() -> None:
     """Has no effect if aiohttp is imported already. To be called before a program starts threads.
 

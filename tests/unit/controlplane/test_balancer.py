@@ -415,3 +415,19 @@ def test_the_list_on_disk(tmp_path: Path) -> None:
     file.write_text("damaged")
     learner.look()
     assert list(pool.servers) == [THREE], "what was known counts on"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.9", "a" * 64 + ".local"])
+def test_an_api_server_that_cannot_be_reached_is_no_error(host: str) -> None:
+    """Also a name that DNS cannot have: each of its parts has at most 63 characters."""
+    server = api_server(host, 1)
+    assert server is not None
+
+    async def run() -> None:
+        assert not await proxy.accepts(server)
+        pool = Pool(server)
+        with pytest.raises(OSError, match="no API server accepts connections"):
+            await Balancer(pool)._reach()
+        assert pool.failing == {server}
+
+    asyncio.run(run())

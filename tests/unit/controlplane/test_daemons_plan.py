@@ -10,8 +10,19 @@ from thunderfleet_controlplane.components import encryption_config
 from thunderfleet_controlplane.daemons.job import INPUTS, Daemon, PlistError
 from thunderfleet_controlplane.daemons.keys import problems
 from thunderfleet_controlplane.daemons.layout import HostLayout
+from thunderfleet_controlplane.daemons.plan import (
+    APPROVER,
+    KUBELET,
+    NODE,
+    ORDER,
+    HostConfig,
+    balancer,
+    daemons,
+    from_state,
+    label,
+    ports,
+)
 from thunderfleet_controlplane.daemons.plan import INPUTS as INPUT_FILES
-from thunderfleet_controlplane.daemons.plan import KUBELET, NODE, ORDER, HostConfig, balancer, daemons, from_state, label, ports
 
 CONFIG = HostConfig("studio-1", "192.168.1.7", HostLayout("0.1.0"))
 PYTHON = Path("/opt/thunderfleet/0.1.0")
@@ -44,6 +55,7 @@ def test_every_daemon_is_one_that_launchd_accepts_and_keeps_alive() -> None:
         assert content["StandardErrorPath"] == f"/Library/Logs/Thunderfleet/{daemon.name}.log"
         assert content["SoftResourceLimits"] == content["HardResourceLimits"] == {"NumberOfFiles": 65536}
         assert "UserName" not in content
+        assert content.get("Nice") == (5 if daemon.name == APPROVER else None)
         assert content["ProgramArguments"][0].startswith("/opt/thunderfleet/")
 
 

@@ -23,7 +23,7 @@ Rejection = tuple[str, str]
 """Reason and message of a pod that the node fails."""
 
 NICE_OF_FIRST = -15
-"""The nice value of processes that come before other programs; that of the kubelet while they wait for it."""
+"""The nice value of processes that come before other programs. The kubelet has the same until it has taken over its pods."""
 
 
 def cannot_run(pod: Json, images: Mapping[str, object], mac: bool) -> Problem | None:

@@ -92,7 +92,7 @@ def test_a_changed_file_is_read(asked: list[str], start: Callable[[], Config], t
 CHANGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "version": lambda patch: patch.setattr(answers, "kubelet_version", lambda: "v1.36.3-thunderfleet.0.9.9"),
     "Python": lambda patch: patch.setattr(sys, "version", "3.99.0"),
-    "program": lambda patch: patch.setattr(answers, "_program", lambda: iter([("configfile.py", 1)])),
+    "program": lambda patch: patch.setattr(answers, "_program", lambda: (("configfile.py", 1),)),
 }
 
 
@@ -214,21 +214,25 @@ def test_a_kubelet_that_starts_again_starts_no_process(tmp_path: Path) -> None:
     assert said[1] == ["10300"]
 
 
+@pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("name", ["client", "serving"])
 async def test_a_start_after_a_renewal_reads_no_certificate(
-    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kept: bool
 ) -> None:
-    """The certificate of the server is issued while the kubelet runs, so a Mac's first boot is always such a start."""
+    """The certificate of the server is issued while the kubelet runs, so a Mac's first boot is always such a start.
+
+    A kubelet that cannot keep what it says uses it all the same.
+    """
     known, other = make_identity(tmp_path), make_identity(tmp_path / "other")
     issued = read_pair(other.client)
     renewed: asyncio.Queue[str | None] = asyncio.Queue()
 
     def started() -> None:
         monkeypatch.setattr(certificate_process, "_known", {})
-        kept = Answers(known.answers)
-        configprocess.load(None, "studio-1", kept)
-        read_ahead((known.client, known.serving), kept)
-        kept.save()
+        answers = Answers(known.answers)
+        configprocess.load(None, "studio-1", answers)
+        read_ahead((known.client, known.serving), answers)
+        answers.save()
 
     async def obtain(*_: Any, **__: Any) -> Pair:
         assert issued is not None and issued.facts
@@ -239,6 +243,8 @@ async def test_a_start_after_a_renewal_reads_no_certificate(
 
     monkeypatch.setattr("thunderfleet_kubelet.credentials.obtain", obtain)
     started()
+    if not kept:
+        monkeypatch.setattr("thunderfleet_kubelet.credentials.keep_read", None)
     credentials = Credentials(
         *(known, 3600),
         addresses=lambda: (),
@@ -259,5 +265,5 @@ async def test_a_start_after_a_renewal_reads_no_certificate(
         await credentials.close()
     asked.clear()
     started()
-    assert asked == []
+    assert asked == ([] if kept else [certificate_process.WORK])
     assert len(json.loads(known.answers.read_text())) == 2
