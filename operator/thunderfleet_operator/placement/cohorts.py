@@ -48,14 +48,17 @@ def cohorts(macs: Mapping[str, Mac], request: Request) -> list[Cohort]:
     found: dict[tuple[ModelFacts, tuple[str, str]], dict[str, Mac]] = {}
     # Equal facts are usually the same object; comparing them in full is expensive.
     known: dict[tuple[int, str, str], dict[str, Mac]] = {}
+    usable: dict[int, list[ModelFacts]] = {}
     for name, mac in macs.items():
-        for model in wanted_model(mac, request):
-            if model.usable:
-                mlx = mlx_versions(mac)
-                quick = (id(model), *mlx)
-                if quick not in known:
-                    known[quick] = found.setdefault((model, mlx), {})
-                known[quick][name] = mac
+        models = usable.get(id(mac.models))
+        if models is None:
+            models = usable[id(mac.models)] = [model for model in wanted_model(mac, request) if model.usable]
+        for model in models:
+            mlx = mlx_versions(mac)
+            quick = (id(model), *mlx)
+            if quick not in known:
+                known[quick] = found.setdefault((model, mlx), {})
+            known[quick][name] = mac
     needs: dict[tuple[object, ...], Needs] = {}
     made = []
     for (model, mlx), members in found.items():

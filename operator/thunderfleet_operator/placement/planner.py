@@ -172,14 +172,15 @@ def better(
     running: PlacedTransport | None = None,
     links: tuple[str, ...] = (),
     split: PlacedSplit | None = None,
+    known: Known | None = None,
 ) -> str | None:
     """What would be better about another placement of a group that stays where it is (``request.current``); None if nothing.
 
     ``running`` and ``split``: the transport and split that the group uses, because its Macs may support better ones by now.
     ``links``: its cables by hop, empty for a hop over a LAN, for the same reason; none if they are not known. Only what users
-    would notice counts: predicted speed, transport, number of Macs, split and slowest hop.
+    would notice counts: predicted speed, transport, number of Macs, split and slowest hop. ``known``: as in ``plan``.
     """
-    search = CandidateSearch(fleet, request, StepBudget(MAX_STEPS))
+    search = CandidateSearch(fleet, request, StepBudget(MAX_STEPS), known=known)
     kept = search.current(running, split)
     if kept is None:
         return None

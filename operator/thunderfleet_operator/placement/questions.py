@@ -68,7 +68,9 @@ def _wanted(request: Request) -> Request:
 def answer(question: Question, known: Known | None = None) -> Answer:
     """Answers at once. Takes up to seconds for a large fleet. ``known``: what earlier answers have looked at."""
     if isinstance(question, WhatIsBetter):
-        return better(question.fleet, question.request, question.running, question.links, question.split)
+        if known is not None:
+            known.begin()
+        return better(question.fleet, question.request, question.running, question.links, question.split, known)
     return where(question, known)
 
 

@@ -29,7 +29,7 @@ from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.fitting import Fitting
 from thunderfleet_operator.placement.search.hop_graph import HopGraph
 from thunderfleet_operator.placement.search.hop_graphs import HopGraphs, Known
-from thunderfleet_operator.placement.search.roots import SetSearch
+from thunderfleet_operator.placement.search.roots import SetSearch, misses
 from thunderfleet_operator.placement.search.sets import search_sets
 from thunderfleet_operator.placement.search.shortlist import Arrangement, Shortlist
 
@@ -202,6 +202,8 @@ class CandidateSearch:
             for graph in able:
                 if not budget.afford(1 + len(graph) // ROOTS_A_STEP):
                     break
+                if misses(graph, size, need, fitting.shortlist, budget):
+                    continue
                 search_sets(SetSearch(graph, size, need, fitting.shortlist, budget, fitting.consider), stage.transport)
                 if budget.exhausted:
                     break

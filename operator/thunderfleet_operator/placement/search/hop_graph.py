@@ -101,9 +101,14 @@ class HopGraph:
         bandwidth = min(self.bandwidths[i] for i in members)
         return (shared, -self.bucket(slowest_mbps), -bandwidth, max(free) - min(free), sum(free))
 
+    @cached_property
+    def _ties(self) -> list[tuple[int, int, str]]:
+        return [(mac.free_bytes, mac.absent_bytes, mac.name) for mac in self.macs]
+
     def tie(self, members: Iterable[int]) -> Tie:
         """Decides between equal keys."""
-        return tuple((self.free[i], self.macs[i].absent_bytes, self.macs[i].name) for i in sorted(members))
+        ties = self._ties
+        return tuple([ties[i] for i in sorted(members)])
 
     def span(self, first: int, last: int) -> int:
         """Sum of the free memory of the Macs at positions ``first`` to ``last`` (excluded)."""
@@ -113,6 +118,11 @@ class HopGraph:
         """This graph on a fleet in which its Macs and their cables are the same. ``hops``: of that fleet."""
         self._hops_of = hops
         return self
+
+    def best_root(self, size: int, need: Bounds) -> tuple[Key, int] | None:
+        """The most promising root of ``roots`` with its bound; None if they have not been found yet, or if there is none."""
+        found = self._roots.get((size, need))
+        return found[1][0] if found is not None and found[1] else None
 
     def roots(self, size: int, need: Bounds, find: Callable[[], Roots]) -> Roots:
         """What ``find`` returns for sets of ``size`` Macs with this need, as it was found before."""

@@ -4,6 +4,7 @@ Hops and buckets are computed once for all searches of the request, also for tho
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, cached_property, partial
 from operator import is_
 from typing import NamedTuple
@@ -51,20 +52,25 @@ class Known:
 
     def ineligible(self, macs: Mapping[str, Mac], request: Request) -> dict[str, str]:
         """Why Macs may not take a rank, by name."""
-        before = self._reasons if self._request == request else {}
-        self._request, self._reasons = request, {}
+        # Where the group is now keeps no Mac away.
+        wanted = replace(request, current=())
+        before = self._reasons if self._request == wanted else {}
+        self._request, self._reasons = wanted, {}
         for name, mac in macs.items():
             known = before.get(name)
             self._reasons[name] = known if known is not None and known[0] is mac else (mac, ineligible_reason(mac, request))
         return {name: why for name, (_, why) in self._reasons.items() if why is not None}
 
-    def of(self, fleet: Fleet, members: Sequence[Mac], rdma: bool, hops: HopsOf, make: Callable[[], HopGraph]) -> HopGraph:
-        """The graph of these Macs, as it is known, or as it is made."""
+    def follow(self, fleet: Fleet) -> None:
+        """The next calls of ``of`` are about this fleet."""
         rates = fleet.rates(rdma=False), fleet.rates(rdma=True), fleet.memory_rates
         if self._rates != rates:
             self._graphs, self._before = {}, {}
         # The sets of this fleet, which compare by identity from here on.
         self._rates = rates
+
+    def of(self, fleet: Fleet, members: Sequence[Mac], rdma: bool, hops: HopsOf, make: Callable[[], HopGraph]) -> HopGraph:
+        """The graph of these Macs, as it is known, or as it is made."""
         key, links = (rdma, len(members), members[0].name), [fleet.links(mac.name) for mac in members]
         known = self._graphs.get(key) or self._before.get(key)
         if known is not None and all(map(is_, known.members, members)) and all(map(is_, known.links, links)):
@@ -95,11 +101,12 @@ class HopGraphs:
             return []
         excluded = self._request.no_ring_ports if transport is Transport.RING else {}
         needed, rdma = backend(transport), transport in RDMA_TRANSPORTS
+        hops, speeds = self._hops(rdma, lan), self._speeds(rdma, lan)
+        self._known.follow(self._fleet)
         found = []
         for part in _joined(self._fleet, macs, lan):
             members = [mac for mac in part if mac.name not in excluded and needed in mac.backends]
             if len(members) > 1:
-                hops, speeds = self._hops(rdma, lan), self._speeds(rdma, lan)
                 make = partial(HopGraph, members, hops, speeds, self._bandwidths, directed=lan)
                 # Over a LAN, the hops of a Mac depend on all others.
                 found.append(make() if lan else self._known.of(self._fleet, members, rdma, hops, make))

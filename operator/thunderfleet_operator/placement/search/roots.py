@@ -25,6 +25,18 @@ def windows(amounts: Sequence[int], size: int) -> list[int]:
     return [*sums[1 : size + 1], *map(sub, sums[size + 1 :], sums[1:])]
 
 
+def misses(graph: HopGraph, size: int, need: Bounds, shortlist: Shortlist, budget: StepBudget) -> bool:
+    """Whether it is known that none of a graph's sets gets on the shortlist. If so, takes the step of a search that finds it.
+
+    Most graphs of a large fleet are like this, and were searched before for the same need.
+    """
+    best = graph.best_root(size, need) if shortlist.full else None
+    if best is None:
+        return False
+    bound, root = best
+    return not shortlist.admits(bound, graph, lambda: tuple(range(root, root + size))) and budget.step()
+
+
 @dataclass(slots=True)
 class SetSearch:
     """The search for sets of ``size`` Macs of one graph that can hold a model together."""

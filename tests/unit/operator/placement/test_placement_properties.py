@@ -27,6 +27,7 @@ from thunderfleet_operator.placement import (
     Score,
     TensorFacts,
     Unplaceable,
+    WhatIsBetter,
     WherePlaced,
     confirm,
     plan,
@@ -34,7 +35,7 @@ from thunderfleet_operator.placement import (
 from thunderfleet_operator.placement.assembly import assemble
 from thunderfleet_operator.placement.graph.hops import RELAY_MBPS
 from thunderfleet_operator.placement.planner import MAX_STEPS
-from thunderfleet_operator.placement.questions import where
+from thunderfleet_operator.placement.questions import answer, where
 from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.candidates import CandidateSearch
 from thunderfleet_operator.placement.search.hop_graphs import Known
@@ -590,6 +591,12 @@ def test_a_changed_fleet_is_as_good_as_a_new_one(seed: int, another: int) -> Non
     assert plan(after, request) == plan(fresh, request)
 
 
+def _steps_left(fleet: Fleet, request: Request, known: Known | None) -> int:
+    budget = StepBudget(MAX_STEPS)
+    assert list(CandidateSearch(fleet, request, budget, known=known).candidates(1))
+    return budget.left
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_what_earlier_searches_have_looked_at_changes_no_answer(seed: int) -> None:
     tensor = tuple(TensorFacts(size, (-(-100 // size),) * size) for size in (1, 2, 4))
@@ -601,6 +608,10 @@ def test_what_earlier_searches_have_looked_at_changes_no_answer(seed: int) -> No
         question = WherePlaced(fleet, (requests[turn % 4 == 3],))
         found = where(question, known)
         assert found == where(question), turn
+        assert _steps_left(fleet, one, known) == _steps_left(fleet, one, None), turn
+        if isinstance(found, Placement):
+            advice = WhatIsBetter(fleet, replace(one, current=found.nodes[::-1]), None)
+            assert answer(advice, known) == answer(advice), turn
         nodes = set(found.nodes) if isinstance(found, Placement) else set[str]()
         own = {cable.name: cable for name in nodes for cable in fleet.links(name) if cable.other(name) in nodes}
         slow = replace(dice.choice(list(fleet.cables.values())), speed_mbps=20_000)
