@@ -331,14 +331,13 @@ class FleetBuilder:
 
     def _add_macs(self, macs: dict[str, Mac], gone: set[str], nodes: Nodes, profiles: Profiles, taken: Taken) -> None:
         """Adds the Macs that differ to ``macs``, and the names of those that are no more to ``gone``."""
-        before, past, following = self._fleet.macs, self._macs, dict[str, tuple[Node, NodeProfile | None]]()
-        for name, node in nodes.items():
-            profile, known = profiles.get(name), past.get(name)
-            if known is not None and known[0] is node and known[1] is profile:
-                following[name] = known
-                continue
-            if not node.mac:
-                continue
+        past_nodes, past_profiles = cast("tuple[Nodes, Profiles]", self._inputs[:2] or ({}, {}))
+        names = changed_names(past_nodes, nodes) | changed_names(past_profiles, profiles)
+        before, past, following = self._fleet.macs, self._macs, dict(self._macs)
+        for name in names:
+            following.pop(name, None)
+        for name in [name for name in nodes if name in names and nodes[name].mac]:
+            node, profile, known = nodes[name], profiles.get(name), past.get(name)
             same_profile = known is not None and known[1] is profile
             models = before[name].models if same_profile else self._models(profile)
             mac = _occupied_mac(self._mac(node, profile, models), taken)
@@ -351,8 +350,7 @@ class FleetBuilder:
         for name in gone:
             macs.pop(name, None)
         self._macs = following
-        both = ((known, following.get(name)) for name, known in past.items())
-        if any(_has_other_models(known, now) for known, now in both if known is not now):
+        if any(_has_other_models(past[name], following.get(name)) for name in names if name in past):
             # One list can take megabytes, and a Mac can publish another one every second.
             used = {id(profile.status.models) for _, profile in following.values() if profile is not None}
             self._facts = {models: known for models, known in self._facts.items() if models in used}

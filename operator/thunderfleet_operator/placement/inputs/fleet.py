@@ -248,15 +248,12 @@ class Cable:
         return self.b.node if self.a.node == node else self.a.node
 
 
-def _equal(one: object, other: object) -> bool:
-    return one is other or one == other
-
-
 def _unlike(before: Mapping[str, T], now: Mapping[str, T]) -> tuple[T, ...]:
     """The values that differ from the one of their name before. Fleets share the tables of cables that stay."""
     if now is before:
         return ()
-    return tuple([value for name, value in now.items() if not _equal(before.get(name), value)])
+    # Most are the same value, which a loop without a call finds in a fifth of the time.
+    return tuple([value for name, value in now.items() if (old := before.get(name)) is not value and old != value])
 
 
 def _by_mac(cables: Iterable[Cable]) -> Mapping[str, tuple[Cable, ...]]:
@@ -439,7 +436,7 @@ class Fleet:
     def last_resort(self) -> tuple[Cable, ...]:
         """The fleet in which cables that may be used as a last resort count as steady."""
         found = []
-        for cable in self.cables.values():
+        for cable in [cable for cable in self.cables.values() if cable.unsteady is not None or cable.rdma_unsteady is not None]:
             kept = [mark if mark is None or not mark.last_resort else None for mark in (cable.unsteady, cable.rdma_unsteady)]
             if (cable.unsteady, cable.rdma_unsteady) != tuple(kept):
                 found.append(replace(cable, unsteady=kept[0], rdma_unsteady=kept[1]))
