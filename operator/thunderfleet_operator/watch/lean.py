@@ -38,6 +38,7 @@ _METADATA = (
 _POD_LABELS = (f"{GROUP}/", "app.kubernetes.io/")
 """Prefixes of labels that the operator reads of pods."""
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_NESTED = (dict, list)
 GATES = 8
 """Scheduling gates of a pod that are kept."""
 
@@ -202,8 +203,16 @@ def _without(part: Json, names: Container[str]) -> Json:
 
 def _interned(value: Any) -> Any:
     """A copy in which equal strings are one object in memory."""
+    # One call for each dict and list, not for each value: a thousand Macs have half a million.
+    intern = sys.intern
     if isinstance(value, dict):
-        return {sys.intern(key): _interned(entry) for key, entry in value.items()}
+        return {
+            intern(key): intern(entry) if type(entry) is str else _interned(entry) if isinstance(entry, _NESTED) else entry
+            for key, entry in value.items()
+        }
     if isinstance(value, list):
-        return [_interned(entry) for entry in value]
-    return sys.intern(value) if type(value) is str else value
+        return [
+            intern(entry) if type(entry) is str else _interned(entry) if isinstance(entry, _NESTED) else entry
+            for entry in value
+        ]
+    return intern(value) if type(value) is str else value
