@@ -7,11 +7,11 @@ require: basic constraints, key identifiers and, where the names matter, subject
 import hashlib
 import ssl
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from ipaddress import ip_address
-from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -180,9 +180,14 @@ def pinned(certificate: str, key: str, *, server: bool) -> ssl.SSLContext:
 def load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
     """Presents this pair (PEM) from now on. Raises OSError for one that cannot be used."""
     # The ssl module loads a certificate chain from files only.
-    with tempfile.TemporaryDirectory(prefix="thunderfleet-") as folder:
-        files = Path(folder, "tls.crt"), Path(folder, "tls.key")
-        for file, content in zip(files, (certificate, key), strict=True):
-            file.touch(mode=0o600)
-            file.write_bytes(content)
-        context.load_cert_chain(*files)
+    with _readable(certificate) as certificate_file, _readable(key) as key_file:
+        context.load_cert_chain(certificate_file, key_file)
+
+
+@contextmanager
+def _readable(content: bytes) -> Iterator[str]:
+    """The path of a file with this content, which only this user can read, while the block runs."""
+    with tempfile.NamedTemporaryFile(prefix="thunderfleet-") as file:
+        file.write(content)
+        file.flush()
+        yield file.name
