@@ -1,8 +1,10 @@
-"""Lets the client of the Hugging Face Hub load when it is used. A rank never uses it: it reads the model from its Mac's disk.
+"""Lets the client of the Hugging Face Hub, and Jinja, load when they are used. A rank uses neither: it reads the model from its
+Mac's disk, and rank 0's intake renders the chats.
 
 transformers and mlx-lm import names of that client, and with them a client for HTTP: a fifth of the time that importing mlx-lm
-takes. Here they get a stand-in for each function and class, which loads the real one when it is called or looked into. The
-errors are real from the start, because an ``except`` compares classes.
+takes. Its module for templates of chats, which imports Jinja, takes a tenth of the rest. Here they get a stand-in for each
+function and class, which loads the real one when it is called or looked into. The errors of the client for HTTP are real from
+the start, because an ``except`` compares classes.
 """
 
 import importlib
@@ -15,7 +17,9 @@ from typing import Any
 
 from thunderfleet_lib.clientparts import Later, Unread
 
-_LATER = frozenset(("httpx2", "huggingface_hub.hf_api", "huggingface_hub._snapshot_download"))
+_LATER = frozenset(
+    ("httpx2", "huggingface_hub.hf_api", "huggingface_hub._snapshot_download", "transformers.utils.chat_template_utils")
+)
 _ERRORS = {"httpx2": "httpx2._exceptions"}
 """The module with the errors of a package; it needs no other."""
 
