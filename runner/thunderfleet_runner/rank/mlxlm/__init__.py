@@ -22,7 +22,7 @@ loop      the serving loop
 tokenizing  prompts in tokens, for the intake
 generate  the module ``mlx_lm.generate``
 importing  makes importing mlx-lm faster
-latenames  lets the client of the Hugging Face Hub and Jinja load when they are used
+latenames  lets libraries that a rank hardly ever uses load when they are used
 """
 
 from thunderfleet_runner.rank.mlxlm import families, importing, latenames
