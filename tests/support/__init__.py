@@ -13,6 +13,7 @@ runbooks        the commands that pages and alerts name
 audit           who wrote what to the API server, from its audit log
 api             reads from the API server without a kubectl process for each
 generated       how many generated inputs a test sees
+yamltext        reads and writes large YAML files quickly
 suite/          how tests run: order, workers, tiers, times
 network/        connections, ports, TLS, and network settings of recorded Macs
 models/         small models for tests, and where they are fetched from

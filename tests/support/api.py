@@ -12,10 +12,10 @@ from socket import SHUT_RDWR
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-import yaml
 from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.errors import LocalClusterError
 
+from tests.support import yamltext
 from tests.support.network.https import ask, client_context, get
 
 Json = dict[str, Any]
@@ -91,7 +91,7 @@ class Api:
 
     def __init__(self, cluster: Cluster, seconds: float = REQUEST_SECONDS) -> None:
         self._seconds = seconds
-        config = yaml.safe_load(cluster.kubeconfig.read_text())
+        config = yamltext.load(cluster.kubeconfig.read_text())
         user, server = config["users"][0]["user"], config["clusters"][0]["cluster"]
         self._server = urlsplit(server["server"])
         entries = (server["certificate-authority-data"], user["client-certificate-data"], user["client-key-data"])

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote, urlsplit
 
-import yaml
 from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.client.control import remove
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_operator.cli import main as program
 
+from tests.support import yamltext
 from tests.support.api import OURS, Api, path_of
 from tests.support.logfiles import Secrets
 from tests.support.waiting import WAIT_SECONDS, until
@@ -129,7 +129,7 @@ class Line:
 
     def api_server(self, machine: str, action: Literal["cut", "restore"]) -> None:
         """Takes the API server out of a machine's routes, or back in; everything else is still reached. Needs namespaces."""
-        server = urlsplit(yaml.safe_load(self.cluster.folder.inner_kubeconfig.read_text())["clusters"][0]["cluster"]["server"])
+        server = urlsplit(yamltext.load(self.cluster.folder.inner_kubeconfig.read_text())["clusters"][0]["cluster"]["server"])
         way = ("to", str(server.hostname), "ipproto", "tcp", "dport", str(server.port))
         rule = ("ip", "rule", "add" if action == "cut" else "del", *way, "unreachable")
         done = self.run(machine, *rule)
@@ -179,7 +179,7 @@ class Line:
         with tempfile.TemporaryDirectory() as folder:
             fleet, wanted = Path(folder, "fleet.yaml"), Path(folder, "deployment.yaml")
             fleet.write_text(self.kubectl("get", "nodes,np,tbl,md,mc,pods", "-A", "-o", "yaml"))
-            wanted.write_text(yaml.safe_dump(manifest))
+            wanted.write_text(yamltext.dump(manifest))
             arguments = ["plan", "--fleet", str(fleet), "--deployment", str(wanted), "-o", "json"]
             status, said, complained = self._program(arguments) if of_image else _here(arguments)
         assert status in (0, 3), complained

@@ -7,8 +7,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hypothesis import strategies as st
+
+from tests.support import yamltext
 
 Json = dict[str, Any]
 
@@ -24,9 +25,7 @@ INTEGERS = {"int32": 2**31 - 1, "int64": 2**63 - 1}
 @cache
 def schema(plural: str) -> Json:
     """The schema of a kind, such as ``modeldeployments``."""
-    # The parser in C takes a tenth of the time, and every worker collects tests that read a schema.
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    crd = yaml.load((CRDS / f"thunderfleet.io_{plural}.yaml").read_text(encoding="utf-8"), Loader=loader)
+    crd = yamltext.load((CRDS / f"thunderfleet.io_{plural}.yaml").read_text(encoding="utf-8"))
     found: Json = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     return found
 

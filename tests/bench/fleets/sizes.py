@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import yaml
-
 from tests.bench.figures import Bound, Figure
 from tests.bench.line import NAMESPACE, Line
+from tests.support import yamltext
 
 CHART = Path(__file__).resolve().parents[3] / "charts" / "thunderfleet"
 KILOBYTE = 1000
@@ -26,7 +25,7 @@ def run(line: Line, repeats: int, say: Callable[[str], None]) -> list[Figure]:
         (package,) = Path(folder).iterdir()
         packed = package.stat().st_size / KILOBYTE
     text = line.cluster.helm("get", "manifest", "thunderfleet", "-n", NAMESPACE).stdout
-    objects = [item for item in yaml.safe_load_all(text) if item]
+    objects = [item for item in yamltext.load_all(text) if item]
     sizes = {f"{item['kind']} {item['metadata']['name']}": len(json.dumps(item)) / KILOBYTE for item in objects}
     crds = {name: size for name, size in sizes.items() if name.startswith("CustomResourceDefinition")}
     largest, crd = max(sizes, key=sizes.__getitem__), max(crds, key=crds.__getitem__)

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.errors import LocalClusterError
 
+from tests.support import yamltext
 from tests.support.waiting import until
 
 Json = dict[str, Any]
@@ -25,7 +25,7 @@ COLLECTED_SECONDS = 120.0
 
 def crd(*, storage: str, versions: tuple[str, ...] = (OLD, NEW), unserved: tuple[str, ...] = ()) -> Json:
     """The CRD with these versions. They have the same fields, so nothing has to be converted but the version's name."""
-    made: Json = yaml.safe_load(SOURCE.read_text())
+    made: Json = yamltext.load(SOURCE.read_text())
     (only,) = made["spec"]["versions"]
     made["metadata"]["name"] = NAME
     made["spec"] |= {"group": GROUP, "conversion": {"strategy": "None"}}

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from thunderfleet_lib.kube import ApiError, Kube
 from thunderfleet_localcluster.client.cluster import Cluster
 
+from tests.support import yamltext
 from tests.support.waiting import until_async
 
 Json = dict[str, Any]
@@ -59,7 +59,7 @@ def _decode(text: str, file: Path) -> Path:
 @pytest.fixture
 async def as_token(installed: Cluster, tmp_path: Path) -> AsyncIterator[Callable[[str], Kube]]:
     """Connections with a bearer token and nothing else."""
-    config = yaml.safe_load(installed.kubeconfig.read_text())
+    config = yamltext.load(installed.kubeconfig.read_text())
     ca = _decode(config["clusters"][0]["cluster"]["certificate-authority-data"], tmp_path / "ca.crt")
     opened: list[Kube] = []
 

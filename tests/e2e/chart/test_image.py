@@ -18,9 +18,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-import yaml
 from thunderfleet_localcluster.client.cluster import Cluster
 
+from tests.support import yamltext
 from tests.support.images import oci
 from tests.support.waiting import until
 
@@ -114,7 +114,7 @@ def bundle(image: Path, folder: Path, pod: Json, cluster: Cluster) -> None:
     account = folder / "account"
     account.mkdir()
     token = cluster.kubectl("create", "token", pod["serviceAccountName"], "-n", NAMESPACE).stdout.strip()
-    authority = yaml.safe_load(cluster.kubeconfig.read_text())["clusters"][0]["cluster"]["certificate-authority-data"]
+    authority = yamltext.load(cluster.kubeconfig.read_text())["clusters"][0]["cluster"]["certificate-authority-data"]
     (account / "ca.crt").write_text(
         subprocess.run(["base64", "-d"], input=authority, capture_output=True, text=True, check=True).stdout
     )

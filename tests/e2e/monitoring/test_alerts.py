@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from prometheus_client import generate_latest
 from thunderfleet_controlplane.assets import CONTROL_PLANE, MONITORING
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_localcluster.programs import find_programs
+
+from tests.support import yamltext
 
 Json = dict[str, Any]
 
@@ -276,7 +277,7 @@ def rules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     values = ["--set", f"alerts.enabled=true,alerts.runbookURL={RUNBOOK}", "-s", "templates/alerts.yaml"]
     done = run(str(helm), "template", "x", str(CHART), *values)
     path: Path = tmp_path_factory.mktemp("rules") / "rules.yaml"
-    path.write_text(yaml.safe_dump(yaml.safe_load(done)["spec"]))
+    path.write_text(yamltext.dump(yamltext.load(done)["spec"]))
     return path
 
 
@@ -289,7 +290,7 @@ def run(*command: str) -> str:
 
 def of(rules: Path) -> dict[str, Json]:
     """The alerts by name."""
-    return {rule["alert"]: rule for rule in yaml.safe_load(rules.read_text())["groups"][0]["rules"]}
+    return {rule["alert"]: rule for rule in yamltext.load(rules.read_text())["groups"][0]["rules"]}
 
 
 def test_every_alert_has_a_case_and_a_runbook_that_exists(rules: Path) -> None:
@@ -342,8 +343,8 @@ def test_alerts_fire_for_their_problem_only(rules: Path, tmp_path: Path) -> None
             )
         # Each alert by itself: all of them in all tests would be evaluated where nobody looks at them.
         own, path = tmp_path / f"{name}.rules.yaml", tmp_path / f"{name}.yaml"
-        own.write_text(yaml.safe_dump({"groups": [{"name": "thunderfleet", "rules": [alerts[name]]}]}))
-        path.write_text(yaml.safe_dump({"rule_files": [str(own)], "evaluation_interval": "1m", "tests": tests}))
+        own.write_text(yamltext.dump({"groups": [{"name": "thunderfleet", "rules": [alerts[name]]}]}))
+        path.write_text(yamltext.dump({"rule_files": [str(own)], "evaluation_interval": "1m", "tests": tests}))
         paths.append(str(path))
     promtool = find_programs(lambda event: None, MONITORING) / "promtool"
     assert "SUCCESS" in run(str(promtool), "check", "rules", "--lint=all", str(rules))
@@ -370,7 +371,7 @@ def test_cables_of_a_mac_that_is_off_do_not_hide_a_cable_that_was_pulled(rules: 
     inputs = [{"series": one, "values": values} for one, values in series.items()]
     test = {"interval": "1m", "input_series": inputs, "promql_expr_test": found}
     path = tmp_path / "test.yaml"
-    path.write_text(yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": [test]}))
+    path.write_text(yamltext.dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": [test]}))
     run(str(find_programs(lambda event: None, MONITORING) / "promtool"), "test", "rules", str(path))
 
 
@@ -525,7 +526,7 @@ def test_one_cause_has_one_alert(rules: Path, tmp_path: Path) -> None:
             }
         )
     path = tmp_path / "test.yaml"
-    path.write_text(yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": tests}))
+    path.write_text(yamltext.dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": tests}))
     run(str(find_programs(lambda event: None, MONITORING) / "promtool"), "test", "rules", str(path))
 
 
@@ -537,7 +538,7 @@ def test_a_kubelet_that_ends_pods_because_its_disk_is_full_has_an_alert(rules: P
     found = [{"expr": firing, "eval_time": "60m", "exp_samples": samples}]
     test = {"interval": "1m", "input_series": inputs, "promql_expr_test": found}
     path = tmp_path / "test.yaml"
-    path.write_text(yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": [test]}))
+    path.write_text(yamltext.dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": [test]}))
     run(str(find_programs(lambda event: None, MONITORING) / "promtool"), "test", "rules", str(path))
 
 
@@ -565,8 +566,8 @@ def test_a_program_without_descriptors_is_named(rules: Path, tmp_path: Path, lab
         "alert_rule_test": [{"eval_time": "60m", "alertname": name, "exp_alerts": [fires]}],
     }
     own, path = tmp_path / "rules.yaml", tmp_path / "test.yaml"
-    own.write_text(yaml.safe_dump({"groups": [{"name": "thunderfleet", "rules": [alert]}]}))
-    path.write_text(yaml.safe_dump({"rule_files": [str(own)], "evaluation_interval": "1m", "tests": [test]}))
+    own.write_text(yamltext.dump({"groups": [{"name": "thunderfleet", "rules": [alert]}]}))
+    path.write_text(yamltext.dump({"rule_files": [str(own)], "evaluation_interval": "1m", "tests": [test]}))
     run(str(find_programs(lambda event: None, MONITORING) / "promtool"), "test", "rules", str(path))
 
 

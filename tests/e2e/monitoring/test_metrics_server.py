@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from thunderfleet_controlplane.assets import METRICS_SERVER
 from thunderfleet_lib.quantity import to_bytes
 from thunderfleet_localcluster.programs import find_programs
 
+from tests.support import yamltext
 from tests.support.api import Unreachable
 from tests.support.line import Deployment, Line
 from tests.support.otherprojects import oldkubectl
@@ -92,10 +92,10 @@ def metrics_server(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Iter
     program = find_programs(lambda event: None, METRICS_SERVER) / NAME
     machine = next(entry for entry in line.cluster.machines.values() if entry.kind == "linux")
     line.kubectl("apply", "-f", "-", text=OBJECTS)
-    line.kubectl("apply", "-f", "-", text=yaml.safe_dump_all(front(str(machine.address))))
+    line.kubectl("apply", "-f", "-", text=yamltext.dump_all(front(str(machine.address))))
     folder = tmp_path_factory.mktemp(NAME)
     info = line.json("get", "configmap", "cluster-info", "-n", "kube-public")["data"]["kubeconfig"]
-    cluster = yaml.safe_load(info)["clusters"][0]["cluster"]
+    cluster = yamltext.load(info)["clusters"][0]["cluster"]
     token = line.kubectl("create", "token", NAME, "-n", "kube-system", "--duration=1h").strip()
     (folder / "ca.crt").write_bytes(base64.b64decode(cluster["certificate-authority-data"]))
     config = {
@@ -106,7 +106,7 @@ def metrics_server(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Iter
         "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
         "current-context": "x",
     }
-    (folder / "kubeconfig").write_text(yaml.safe_dump(config))
+    (folder / "kubeconfig").write_text(yamltext.dump(config))
     command = [
         str(program),
         *(f"--{name}={folder / 'kubeconfig'}" for name in ("kubeconfig", "authentication-kubeconfig")),

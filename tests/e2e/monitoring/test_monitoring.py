@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from thunderfleet_controlplane.assets import MONITORING
 from thunderfleet_crds.names import ANNOTATION_BACKUP
 from thunderfleet_lib.csr.rules import CONTROL_PLANE_LABEL
 from thunderfleet_localcluster.programs import find_programs
 
+from tests.support import yamltext
 from tests.support.line import PROMETHEUS_PORT, Deployment, Line
 from tests.support.monitoring.panels import dashboards, filled, generated, queries
 from tests.support.monitoring.prometheusserver import STACK_PAGES, Prometheus, promtool, scraping, started
@@ -81,7 +81,7 @@ def rules(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The chart's alerts as a rule file of Prometheus."""
     done = line.cluster.helm("template", "x", str(CHART), "--set", "alerts.enabled=true", "-s", "templates/alerts.yaml")
     path: Path = tmp_path_factory.mktemp("rules") / "rules.yaml"
-    path.write_text(yaml.safe_dump(yaml.safe_load(done.stdout)["spec"]))
+    path.write_text(yamltext.dump(yamltext.load(done.stdout)["spec"]))
     return path
 
 
@@ -113,7 +113,7 @@ def test_the_alert_about_requests_names_the_deployment(programs: Path, rules: Pa
     alert = {"alertname": "ThunderfleetRequestErrors", "eval_time": "30m", "exp_alerts": [expected]}
     test = {"interval": "1m", "input_series": series, "alert_rule_test": [alert]}
     path = tmp_path / "test.yaml"
-    path.write_text(yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": [test]}))
+    path.write_text(yamltext.dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": [test]}))
     promtool(programs, "test", "rules", str(path))
 
 
@@ -235,11 +235,11 @@ def test_nothing_alarms_on_a_healthy_fleet(pair: Deployment, prometheus: Prometh
 def test_alerts_fire_for_real_faults_and_end_with_them(line: Line, programs: Path, tmp_path: Path) -> None:
     """Without the minutes that a fault must last; promtool tests those."""
     values = ["--set", "alerts.enabled=true,alerts.groupNotReadyMinutes=1", "-s", "templates/alerts.yaml"]
-    spec = yaml.safe_load(line.cluster.helm("template", "x", str(CHART), *values).stdout)["spec"]
+    spec = yamltext.load(line.cluster.helm("template", "x", str(CHART), *values).stdout)["spec"]
     for rule in spec["groups"][0]["rules"]:
         rule.pop("for", None)
     rules = tmp_path / "rules.yaml"
-    rules.write_text(yaml.safe_dump(spec))
+    rules.write_text(yamltext.dump(spec))
     first, second, small = "studio-1", "studio-2", "mini-1"
     machines, cable = line.cluster.machines, f"{first}.tb1--{second}.tb1"
     label = f"{CONTROL_PLANE_LABEL}="

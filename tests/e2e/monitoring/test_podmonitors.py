@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.errors import LocalClusterError
 
+from tests.support import yamltext
 from tests.support.monitoring import prometheusoperator
 from tests.support.waiting import until
 
@@ -34,7 +34,7 @@ def monitored(control_plane: Cluster) -> Iterator[Cluster]:
 
 def test_the_api_server_accepts_monitors_and_alerts_and_keeps_all_of_them(monitored: Cluster) -> None:
     done = monitored.helm("template", "x", str(CHART), "--namespace", "default", "--set", VALUES)
-    objects = [item for item in yaml.safe_load_all(done.stdout) if item and item["kind"] in ("PodMonitor", "PrometheusRule")]
+    objects = [item for item in yamltext.load_all(done.stdout) if item and item["kind"] in ("PodMonitor", "PrometheusRule")]
     assert len(objects) == 5
     for wanted in objects:
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_crds.names import ANNOTATION_PORTS
 from thunderfleet_crds.names import ANNOTATION_SIGNATURE as SIGNATURE
@@ -26,6 +25,7 @@ from thunderfleet_localcluster.models import tinymodel
 from thunderfleet_operator.act.keys import unsigned_group_keys
 from thunderfleet_operator.act.operator_key import KEY_FIELD
 
+from tests.support import yamltext
 from tests.support.line import CHART, MANAGED, READY_SECONDS, SYSTEM, Deploy, Deployment, Line, condition, manifest
 from tests.support.suite.tiers import quick
 from tests.support.waiting import until
@@ -63,7 +63,7 @@ class Tenant:
         return self.line.cluster.kubectl(*own, *arguments, text=text, check=False)
 
     def create(self, item: Json) -> "subprocess.CompletedProcess[str]":
-        return self.kubectl("create", "-f", "-", text=yaml.safe_dump(item))
+        return self.kubectl("create", "-f", "-", text=yamltext.dump(item))
 
     def must(self, *arguments: str, text: str | None = None) -> str:
         done = self.kubectl(*arguments, text=text)
@@ -91,15 +91,15 @@ def tenant(line: Line, ending: list[str], tmp_path: Path) -> Iterator[Tenant]:
     line.kubectl("create", "namespace", namespace)
     line.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=privileged")
     line.kubectl("create", "serviceaccount", "mallory", "-n", namespace)
-    line.kubectl("apply", "-f", "-", text=yaml.safe_dump(ROLE))
+    line.kubectl("apply", "-f", "-", text=yamltext.dump(ROLE))
     for role in ("edit", "model-deployments"):
         account = f"--serviceaccount={namespace}:mallory"
         line.kubectl("create", "rolebinding", role, f"--clusterrole={role}", account, "-n", namespace)
     token = line.kubectl("create", "token", "mallory", "-n", namespace).strip()
-    config = yaml.safe_load(line.cluster.kubeconfig.read_text())
+    config = yamltext.load(line.cluster.kubeconfig.read_text())
     config["users"] = [{"name": config["users"][0]["name"], "user": {"token": token}}]
     file = tmp_path / "kubeconfig"
-    file.write_text(yaml.safe_dump(config))
+    file.write_text(yamltext.dump(config))
     found = Tenant(line, namespace, file)
 
     def may() -> bool:
@@ -127,7 +127,7 @@ class Policies:
         """Installs or removes them, and waits until the API server follows."""
         if self.on is on:
             return
-        probe = yaml.safe_dump(look_alike("ConfigMap", "probe", "default"))
+        probe = yamltext.dump(look_alike("ConfigMap", "probe", "default"))
 
         def follows() -> bool:
             done = self.line.cluster.kubectl("create", "--dry-run=server", "-f", "-", text=probe, check=False)
@@ -235,7 +235,7 @@ def test_look_alikes_are_refused(line: Line, policies: None, tenant: Tenant) -> 
 def test_what_the_operator_made_keeps_its_labels(line: Line, policies: None, tenant: Tenant) -> None:
     own = Deployment(line, tenant.namespace, "own")
     usual = {"model": {"repository": "thunderfleet/tiny-qwen2"}, "benchmark": {"promptTokens": 2, "generationTokens": 1}}
-    tenant.must("apply", "-f", "-", text=yaml.safe_dump(manifest(tenant.namespace, "own", {**usual, **ONE})))
+    tenant.must("apply", "-f", "-", text=yamltext.dump(manifest(tenant.namespace, "own", {**usual, **ONE})))
     own.until_ready()
     children = own.children()
     assert {child["kind"] for child in children} >= {"ConfigMap", "Secret", "Pod"}
@@ -266,7 +266,7 @@ def test_a_deployment_named_like_a_service(line: Line, policies: None, tenant: T
     tenant.must("create", "service", *arguments)
     before = line.json("get", "service", "web", "-n", tenant.namespace)
     spec = {"model": {"repository": "thunderfleet/tiny-qwen2"}, **ONE}
-    tenant.must("apply", "-f", "-", text=yaml.safe_dump(manifest(tenant.namespace, "web", spec)))
+    tenant.must("apply", "-f", "-", text=yamltext.dump(manifest(tenant.namespace, "web", spec)))
     own = Deployment(line, tenant.namespace, "web").until_ready()
     message = own.until_condition("Degraded", "True", "NameTaken")["message"]
     assert message.startswith(f"Service {tenant.namespace}/web exists, and the operator did not create it")
@@ -360,7 +360,7 @@ def test_a_plan_with_the_uid_of_a_victim_yields_no_key(
 ) -> None:
     (secret,) = line.items("secrets", "-n", victim.namespace, "-l", MANAGED)
     spec = victim.get()["spec"]
-    tenant.must("apply", "-f", "-", text=yaml.safe_dump(manifest(tenant.namespace, victim.name, spec)))
+    tenant.must("apply", "-f", "-", text=yamltext.dump(manifest(tenant.namespace, victim.name, spec)))
     own = Deployment(line, tenant.namespace, victim.name).until_ready()
     for epoch in (1, 7):
         moved = {"namespace": tenant.namespace, "epoch": epoch}
@@ -382,7 +382,7 @@ def test_a_plan_for_another_namespace_plants_no_pod_there(
     line: Line, no_policies: None, victim: Deployment, tenant: Tenant, deploy: Deploy
 ) -> None:
     spec = victim.get()["spec"]
-    tenant.must("apply", "-f", "-", text=yaml.safe_dump(manifest(tenant.namespace, "own", spec)))
+    tenant.must("apply", "-f", "-", text=yamltext.dump(manifest(tenant.namespace, "own", spec)))
     own = Deployment(line, tenant.namespace, "own").until_ready()
     uid = own.get()["metadata"]["uid"]
     before = {item["metadata"]["name"] for item in line.items("pods", "-n", "kube-system")}
@@ -407,7 +407,7 @@ def test_no_secret_is_deleted_for_its_name(
     line: Line, no_policies: None, victim: Deployment, tenant: Tenant, deploy: Deploy
 ) -> None:
     spec = victim.get()["spec"]
-    tenant.must("apply", "-f", "-", text=yaml.safe_dump(manifest(tenant.namespace, "own", spec)))
+    tenant.must("apply", "-f", "-", text=yamltext.dump(manifest(tenant.namespace, "own", spec)))
     own = Deployment(line, tenant.namespace, "own").until_ready()
     tenant.must("create", "secret", "generic", "database", "--from-literal=password=x")
     kept = line.json("get", "secret", "database", "-n", tenant.namespace)["metadata"]["uid"]
@@ -457,7 +457,7 @@ def made_by_an_older_version(line: Line, group: Deployment) -> None:
     group.kubectl("delete", "configmap", plan.name)
     # The pod's owner is the ModelDeployment; the plan's too.
     for one in (clean(item), secret, older):
-        group.kubectl("create", as_operator, "-f", "-", text=yaml.safe_dump(one))
+        group.kubectl("create", as_operator, "-f", "-", text=yamltext.dump(one))
     status = group.status
     status.pop("highestEpoch")
     for entry in status["groups"]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from thunderfleet_kubelet.bootstrap.certificate_work import new_key, signing_request
 from thunderfleet_kubelet.bootstrap.certificates import (
     CertificateError,
@@ -25,6 +24,7 @@ from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.client.launch import kubelet_command
 from thunderfleet_localcluster.errors import LocalClusterError
 
+from tests.support import yamltext
 from tests.support.waiting import until
 
 Json = dict[str, Any]
@@ -51,10 +51,10 @@ class Joining:
 
     def as_stranger(self) -> Path:
         """A kubeconfig without credentials."""
-        config = yaml.safe_load(self.cluster.kubeconfig.read_text())
+        config = yamltext.load(self.cluster.kubeconfig.read_text())
         config["users"] = [{"name": config["users"][0]["name"], "user": {}}]
         file = self.folder / "stranger.kubeconfig"
-        file.write_text(yaml.safe_dump(config))
+        file.write_text(yamltext.dump(config))
         return file
 
     def joined(self, node: str) -> bool:

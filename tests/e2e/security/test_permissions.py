@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.client.control import remove
 from thunderfleet_localcluster.models import tinymodel
 
+from tests.support import yamltext
 from tests.support.waiting import until
 
 Json = dict[str, Any]
@@ -79,7 +79,7 @@ def granted(cluster: Cluster) -> dict[str, set[Right]]:
     found: dict[str, set[Right]] = {account: set() for account in ACCOUNTS}
     for part in ("manifest", "hooks"):
         text = cluster.helm("get", part, "thunderfleet", "--namespace", NAMESPACE).stdout
-        for item in yaml.safe_load_all(text):
+        for item in yamltext.load_all(text):
             if item and item["kind"] in ("Role", "ClusterRole") and item["metadata"]["name"] in found:
                 # A role is called as the account that it is bound to; a unit test holds the chart to that.
                 found[item["metadata"]["name"]] |= {

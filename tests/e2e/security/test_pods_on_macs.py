@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from thunderfleet_lib.kube import APPLY, STRATEGIC_PATCH, ApiError, Kube
 from thunderfleet_localcluster.client.cluster import Cluster
 
+from tests.support import yamltext
 from tests.support.waiting import until, until_async
 
 Json = dict[str, Any]
@@ -62,7 +62,7 @@ def cluster(control_plane: Cluster) -> Iterator[Cluster]:
 
 
 def as_account(cluster: Cluster, namespace: str, account: str, folder: Path) -> Kube:
-    config = yaml.safe_load(cluster.kubeconfig.read_text())
+    config = yamltext.load(cluster.kubeconfig.read_text())
     ca = folder / "ca.crt"
     ca.write_bytes(base64.b64decode(config["clusters"][0]["cluster"]["certificate-authority-data"]))
     token = cluster.kubectl("create", "token", account, "-n", namespace).stdout.strip()

@@ -20,7 +20,6 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
-import yaml
 from thunderfleet_agent.peers import identity
 from thunderfleet_agent.peers.dial import NODE_HEADER
 from thunderfleet_crds.exchange.plan import GROUP_TLS_NAME
@@ -29,6 +28,7 @@ from thunderfleet_lib.csr.names import SERVING_SIGNER
 from thunderfleet_lib.host.hostcmd import Host
 from thunderfleet_localcluster.client.cluster import Cluster
 
+from tests.support import yamltext
 from tests.support.api import OURS
 from tests.support.line import PROMETHEUS_PORT, SYSTEM, Deployment, Line
 from tests.support.network.https import client_context
@@ -196,11 +196,11 @@ def find_words(subject: Subject) -> dict[str, str]:
 
 def find_credentials(subject: Subject, folder: Path) -> None:
     line, words, a = subject.line, subject.words, subject.group.namespace
-    config = yaml.safe_load(subject.cluster.kubeconfig.read_text())["users"][0]["user"]
+    config = yamltext.load(subject.cluster.kubeconfig.read_text())["users"][0]["user"]
     admin = Pair(*(base64.b64decode(config[f"client-{part}-data"]).decode() for part in ("certificate", "key")))
     agent = line.json("get", "pod", words["agent"], "-n", SYSTEM)
     (operator, *_) = pods_of(line, "operator")
-    line.kubectl("apply", "-n", a, "-f", "-", text=yaml.safe_dump(AUTHOR))
+    line.kubectl("apply", "-n", a, "-f", "-", text=yamltext.dump(AUTHOR))
     subject.who = {
         "nobody": Credentials(),
         "admin": Credentials(pair=admin),
@@ -245,9 +245,9 @@ def subject(line: Line, the_pair: Deployment, tmp_path_factory: pytest.TempPathF
             (f"matrix-serving-{group.namespace}", SERVING_SIGNER),
         ):
             stack.callback(line.kubectl, "delete", "csr", name, "--ignore-not-found")
-            line.kubectl("create", "-f", "-", text=yaml.safe_dump(pending_request(name, signer)))
-        line.kubectl("create", "-f", "-", text=yaml.safe_dump(waiting_pod(group.namespace, "waits")))
-        line.kubectl("create", "-f", "-", text=yaml.safe_dump(waiting_pod(keyed.namespace, "theirs")))
+            line.kubectl("create", "-f", "-", text=yamltext.dump(pending_request(name, signer)))
+        line.kubectl("create", "-f", "-", text=yamltext.dump(waiting_pod(group.namespace, "waits")))
+        line.kubectl("create", "-f", "-", text=yamltext.dump(waiting_pod(keyed.namespace, "theirs")))
         keyed.kubectl("create", "secret", "generic", "theirs", "--from-literal=password=x")
         keyed.until_ready()
         found.words = find_words(found)
@@ -259,7 +259,7 @@ def subject(line: Line, the_pair: Deployment, tmp_path_factory: pytest.TempPathF
 
 
 def authority(cluster: Cluster) -> str:
-    config = yaml.safe_load(cluster.kubeconfig.read_text())
+    config = yamltext.load(cluster.kubeconfig.read_text())
     return base64.b64decode(config["clusters"][0]["cluster"]["certificate-authority-data"]).decode()
 
 

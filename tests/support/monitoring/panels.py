@@ -5,8 +5,7 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
+from tests.support import yamltext
 from tests.support.line import CHART, SYSTEM, Line
 from tests.support.monitoring import prometheusoperator
 from tests.support.monitoring.prometheusserver import access, kubelets
@@ -67,7 +66,7 @@ def generated(line: Line, server: str, folder: Path, *monitors: str) -> Json:
             "apiserverConfig": api,
         },
     }
-    found = prometheusoperator.configuration(prometheus, [item for item in yaml.safe_load_all(done.stdout) if item], folder)
+    found = prometheusoperator.configuration(prometheus, [item for item in yamltext.load_all(done.stdout) if item], folder)
     assert len(found["scrape_configs"]) == len(monitors)
     found["scrape_configs"].append(kubelets(access(server, folder)))
     return found

@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from tests.support import yamltext
 from tests.support.otherprojects import gomodules
 
 MODULE = "github.com/prometheus-operator/prometheus-operator@v0.85.0"
@@ -25,7 +24,7 @@ Json = dict[str, Any]
 def definitions() -> list[Json]:
     """The CustomResourceDefinitions of the kinds that the chart has objects of."""
     folder = gomodules.files(MODULE, SUM) / "example" / "prometheus-operator-crd"
-    return [yaml.safe_load((folder / f"monitoring.coreos.com_{kind}.yaml").read_text(encoding="utf-8")) for kind in KINDS]
+    return [yamltext.load((folder / f"monitoring.coreos.com_{kind}.yaml").read_text(encoding="utf-8")) for kind in KINDS]
 
 
 def configuration(prometheus: Json, objects: Iterable[Json], folder: Path) -> Json:
@@ -35,7 +34,7 @@ def configuration(prometheus: Json, objects: Iterable[Json], folder: Path) -> Js
     """
     done = subprocess.run(
         [str(gomodules.program("scrapeconfig", "scrapeconfig", seconds=BUILD_SECONDS)), str(folder)],
-        input=yaml.safe_dump_all([prometheus, *objects]),
+        input=yamltext.dump_all([prometheus, *objects]),
         capture_output=True,
         text=True,
         timeout=GENERATE_SECONDS,
@@ -47,7 +46,7 @@ def configuration(prometheus: Json, objects: Iterable[Json], folder: Path) -> Js
     for name, value in (("SHARD", "0"), ("POD_NAME", "prometheus-fleet-0")):
         text = text.replace(f"$({name})", value)
     assert "$(" not in text, text
-    found: Json = yaml.safe_load(text)
+    found: Json = yamltext.load(text)
     # The pods of Prometheus have a volume there.
     assert found["rule_files"] == [f"{RULES}/rules/*.yaml"], found["rule_files"]
     found["rule_files"] = [str(folder / "rules.yaml")]

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import yaml
-
+from tests.support import yamltext
 from tests.support.line import Line
 from tests.support.waiting import until
 
@@ -127,11 +126,11 @@ def command(line: Line, programs: Path, configure: Configure, folder: Path, addr
     line.kubectl("apply", "-f", "-", text=RIGHTS)
     token = line.kubectl("create", "token", "prometheus", "-n", "default", "--duration=1h").strip()
     info = line.json("get", "configmap", "cluster-info", "-n", "kube-public")["data"]["kubeconfig"]
-    cluster = yaml.safe_load(info)["clusters"][0]["cluster"]
+    cluster = yamltext.load(info)["clusters"][0]["cluster"]
     (folder / "token").write_text(token)
     (folder / "ca.crt").write_bytes(base64.b64decode(cluster["certificate-authority-data"]))
     configuration = folder / "prometheus.yaml"
-    configuration.write_text(yaml.safe_dump(configure(cluster["server"], folder)))
+    configuration.write_text(yamltext.dump(configure(cluster["server"], folder)))
     promtool(programs, "check", "config", str(configuration))
     return [
         *(str(programs / "prometheus"), f"--config.file={configuration}", f"--storage.tsdb.path={folder / 'data'}"),

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
+from tests.support import yamltext
 from tests.support.otherprojects import gomodules
 
 
@@ -17,7 +16,7 @@ class Module:
 
     def definition(self, file: str) -> dict[str, Any]:
         """The CustomResourceDefinition in a file."""
-        crd: dict[str, Any] = yaml.safe_load((gomodules.files(self.name, self.sum) / file).read_text(encoding="utf-8"))
+        crd: dict[str, Any] = yamltext.load((gomodules.files(self.name, self.sum) / file).read_text(encoding="utf-8"))
         return crd
 
 

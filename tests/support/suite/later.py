@@ -11,7 +11,7 @@ class Later:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
-        # pytest looks for such names in whatever is in a file of tests.
-        if name.startswith("__"):
+        # pytest looks for such names, also `_mock_name`, in whatever is in a file of tests.
+        if name.startswith("_"):
             raise AttributeError(name)
         return getattr(importlib.import_module(self._name), name)

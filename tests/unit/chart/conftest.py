@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from thunderfleet_controlplane.assets import CONTROL_PLANE, digest, given
 from thunderfleet_localcluster.paths import cache_folder
+
+from tests.support import yamltext
 
 Json = dict[str, Any]
 Helm = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -20,8 +21,8 @@ SECONDS = 60
 
 
 def documents(text: str) -> list[Json]:
-    """The objects in the output of ``helm template``. The parser in C takes a tenth of the time for the CRDs."""
-    return [item for item in yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)) if item]
+    """The objects in the output of ``helm template``."""
+    return [item for item in yamltext.load_all(text) if item]
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from thunderfleet_crds.names import CAPABILITY_FIRST
+
+from tests.support import yamltext
 
 Json = dict[str, Any]
 Helm = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -26,7 +27,7 @@ def rendered(render: Render, tmp_path: Path) -> Callable[[Json], list[Json]]:
 
     def run(values: Json) -> list[Json]:
         file = tmp_path / "values.yaml"
-        file.write_text(yaml.safe_dump(values))
+        file.write_text(yamltext.dump(values))
         return render("--values", str(file))
 
     return run
@@ -137,7 +138,7 @@ def test_values_reach_the_pods_of_each_component(rendered: Callable[[Json], list
         assert item["metadata"].get("namespace", "elsewhere") == ("kube-node-lease" if of_kubelets else "elsewhere")
         if item["kind"] != "CustomResourceDefinition":
             assert item["metadata"]["labels"]["example.com/owner"] == "me", item["metadata"]["name"]
-    text = yaml.safe_dump_all(objects)
+    text = yamltext.dump_all(objects)
     assert "system:serviceaccount:thunderfleet-system:" not in text
     assert "system:serviceaccount:elsewhere:thunderfleet-operator" in text
 
@@ -169,7 +170,7 @@ def test_annotations_of_pods_can_end_their_scraping(helm: Helm, chart: Path, tmp
     """The text has each key once: some tools refuse a document that repeats one."""
     own = {"podAnnotations": {"prometheus.io/scrape": "false"}}
     file = tmp_path / "values.yaml"
-    file.write_text(yaml.safe_dump({"operator": own, "agent": own, "router": own | ROUTERS}))
+    file.write_text(yamltext.dump({"operator": own, "agent": own, "router": own | ROUTERS}))
     text = helm("template", "thunderfleet", chart, "--values", file).stdout
     assert text.count("prometheus.io/scrape") == text.count('prometheus.io/scrape: "false"') == 4
 

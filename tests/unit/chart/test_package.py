@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
+from tests.support import yamltext
 from tests.support.images.registry import Registry, digest_of
 
 from .conftest import documents
@@ -71,7 +71,7 @@ def test_objects_and_release_are_within_the_limits_of_the_api_server(helm: Helm,
 
 
 def version_of(chart: Path) -> str:
-    return str(yaml.safe_load((chart / "Chart.yaml").read_text())["version"])
+    return str(yamltext.load((chart / "Chart.yaml").read_text())["version"])
 
 
 def read(path: Path) -> bytes:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import yaml
 from thunderfleet_crds.exchange.routing import ROUTING_SECRET
 from thunderfleet_operator import cli as operator_cli
 from thunderfleet_operator.cli import _routers
@@ -15,6 +14,8 @@ from thunderfleet_operator.observe.objects.routers import is_router
 from thunderfleet_router import cli as router_cli
 from thunderfleet_router import tracing
 from thunderfleet_router.viewers import RESOURCES
+
+from tests.support import yamltext
 
 from .test_objects import command_line, find
 
@@ -165,7 +166,7 @@ def test_values_of_an_older_release_have_no_routers(render: Render) -> None:
 def test_examples_lead_to_the_service_that_the_chart_makes(render: Render) -> None:
     """The HTTPRoute names the port by its number, which is another one with TLS, and the Ingress by its name."""
     examples = Path(__file__).parents[3] / "examples" / "outside"
-    route, ingress = (yaml.safe_load((examples / f"{name}.yaml").read_text()) for name in ("httproute", "ingress"))
+    route, ingress = (yamltext.load((examples / f"{name}.yaml").read_text()) for name in ("httproute", "ingress"))
     backends = [one for rule in route["spec"]["rules"] for one in rule["backendRefs"]]
     paths = [one["backend"]["service"] for rule in ingress["spec"]["rules"] for one in rule["http"]["paths"]]
     ports = []

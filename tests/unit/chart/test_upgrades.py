@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+
+from tests.support import yamltext
 
 from .conftest import documents
 from .test_objects import command_line, find
@@ -110,9 +111,9 @@ def test_routers_need_their_ports_and_the_message_says_which(helm: Helm, reused:
 @pytest.mark.soak
 def test_no_value_that_is_newer_has_to_be_there(helm: Helm, chart: Path) -> None:
     """As after releases between that one and this one. Each value is left out alone, with all others set."""
-    everything = yaml.safe_load(EVERYTHING.read_text())
-    older = set(leaves(yaml.safe_load(OLDER.read_text())))
-    newer = [path for path in leaves(yaml.safe_load((chart / "values.yaml").read_text())) if path not in older]
+    everything = yamltext.load(EVERYTHING.read_text())
+    older = set(leaves(yamltext.load(OLDER.read_text())))
+    newer = [path for path in leaves(yamltext.load((chart / "values.yaml").read_text())) if path not in older]
     assert "router.page.hosts" in newer and "pods" in newer and everything.keys() >= {path.split(".")[0] for path in newer}
     needed = {"router.port", "operator.demandPort"}
     for path in newer:

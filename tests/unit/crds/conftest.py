@@ -134,8 +134,16 @@ def nodes() -> Callable[[Json, str], Iterator[tuple[str, Json]]]:
 
 @pytest.fixture(scope="session")
 def documents() -> Callable[[Json], st.SearchStrategy[Any]]:
-    """A strategy for the documents that a schema allows."""
-    return _documents
+    """A strategy for the documents that a schema allows. Made once: that takes longer than most of its documents."""
+    made: dict[int, tuple[Json, st.SearchStrategy[Any]]] = {}
+
+    def strategy(node: Json) -> st.SearchStrategy[Any]:
+        # With the schema, whose identity must not become that of another.
+        if id(node) not in made:
+            made[id(node)] = node, _documents(node)
+        return made[id(node)][1]
+
+    return strategy
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from pydantic import Field
 from thunderfleet_crds import generate
 from thunderfleet_crds.meta.apimodel import ApiModel
+
+from tests.support import yamltext
 
 Json = dict[str, Any]
 Walk = Callable[[Json, str], Iterator[tuple[str, Json]]]
@@ -131,9 +132,9 @@ def test_what_several_writers_share_is_keyed(schemas: dict[str, Json]) -> None:
 @pytest.mark.parametrize("kind", generate.KINDS, ids=NAMES)
 def test_templates_are_the_crd_and_are_kept(kind: generate.Kind) -> None:
     document = generate.crd(kind)
-    template = yaml.safe_load(generate.as_template(document))
+    template = yamltext.load(generate.as_template(document))
     assert template["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
-    assert template == document == yaml.safe_load(generate.to_yaml(document))
+    assert template == document == yamltext.load(generate.to_yaml(document))
 
 
 def test_templates_escape_what_helm_would_read() -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from thunderfleet_crds.reasons import EVENT, FAILURE, REFUSAL, Reason
 from thunderfleet_crds.vocabulary import ConditionType
+
+from tests.support import yamltext
 
 
 @pytest.mark.parametrize("reason", list(Reason))
@@ -52,9 +53,9 @@ def keys(values: dict[str, Any], path: str) -> Iterator[str]:
 
 def test_remedies_name_fields_and_values_that_exist() -> None:
     root = Path(__file__).parents[3]
-    known: set[str] = set(keys(yaml.safe_load((root / "charts/thunderfleet/values.yaml").read_text()), ""))
+    known: set[str] = set(keys(yamltext.load((root / "charts/thunderfleet/values.yaml").read_text()), ""))
     for path in (root / "crds").glob("thunderfleet.io_*.yaml"):
-        for name, schema in yaml.safe_load(path.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"][
+        for name, schema in yamltext.load(path.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"][
             "properties"
         ].items():
             known.update(fields(schema, name))

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from thunderfleet_crds.kinds.modelcache import ModelCache
 from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 from thunderfleet_crds.meta.fields import is_secret_name
+
+from tests.support import yamltext
 
 ROOT = Path(__file__).parents[3]
 FIELDS = (
@@ -45,7 +46,7 @@ BAD = (
 
 @cache
 def schema(kind: str, *path: str) -> dict[str, Any]:
-    whole = yaml.safe_load((ROOT / "crds" / f"thunderfleet.io_{kind}.yaml").read_text())
+    whole = yamltext.load((ROOT / "crds" / f"thunderfleet.io_{kind}.yaml").read_text())
     node = whole["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     for name in path:
         node = node["properties"][name]

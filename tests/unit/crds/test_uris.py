@@ -5,11 +5,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import yaml
 from pydantic import ValidationError
 from thunderfleet_crds.kinds.modelcache import ModelCache
 from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 from thunderfleet_crds.uris import host_of, is_listed, not_allowed
+
+from tests.support import yamltext
 
 ROOT = Path(__file__).parents[3]
 SHA256 = "a" * 64
@@ -50,7 +51,7 @@ BAD = (
 
 @cache
 def rule(kind: str, *path: str) -> str:
-    whole = yaml.safe_load((ROOT / "crds" / f"thunderfleet.io_{kind}.yaml").read_text())
+    whole = yamltext.load((ROOT / "crds" / f"thunderfleet.io_{kind}.yaml").read_text())
     node = whole["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     for name in path:
         node = node["properties"][name]

@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
 from thunderfleet_controlplane.assets import CONTROL_PLANE
 from thunderfleet_crds import names
 from thunderfleet_localcluster.programs import find_programs
 
-from tests.support import runbooks
+from tests.support import runbooks, yamltext
 from tests.support.runbooks import ALERTS, ROOT, TROUBLESHOOT, Command
 
 Json = dict[str, Any]
@@ -130,7 +129,7 @@ def crds() -> dict[str, Json]:
     """The schema of each kind of ours, by all of its names."""
     found = {}
     for path in (ROOT / "crds").glob("thunderfleet.io_*.yaml"):
-        crd = yaml.safe_load(path.read_text(encoding="utf-8"))
+        crd = yamltext.load(path.read_text(encoding="utf-8"))
         called = crd["spec"]["names"]
         for name in (called["plural"], called["singular"], *called.get("shortNames", ())):
             found[name] = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]

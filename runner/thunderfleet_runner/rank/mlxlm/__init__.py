@@ -22,10 +22,10 @@ loop      the serving loop
 tokenizing  prompts in tokens, for the intake
 generate  the module ``mlx_lm.generate``
 importing  makes importing mlx-lm faster
-hubnames  leaves out the client of the Hugging Face Hub
+latenames  lets libraries that a rank hardly ever uses load when they are used
 """
 
-from thunderfleet_runner.rank.mlxlm import families, hubnames, importing
+from thunderfleet_runner.rank.mlxlm import families, importing, latenames
 from thunderfleet_runner.rank.mlxlm.batching.pipelines import evaluate_apart
 from thunderfleet_runner.rank.mlxlm.batching.prompts import PromptCache
 from thunderfleet_runner.rank.mlxlm.batching.steps import PREFILL_STEP, Sink, Source
@@ -90,8 +90,8 @@ __all__ = [
     "families",
     "forbid_trimming",
     "forget_wired_limit",
-    "hubnames",
     "importing",
+    "latenames",
     "layers",
     "load_lazily",
     "load_tokenizer",

@@ -11,7 +11,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thunderfleet_agent.cli import _parser
@@ -55,6 +54,7 @@ from thunderfleet_crds.kinds.nodeprofile import Agent, GroupUse, NodeProfile, No
 from thunderfleet_crds.kinds.thunderboltlink import LinkEnd, ThunderboltLink, ordered
 from thunderfleet_crds.vocabulary import MeasurementTransport, ReachabilityState
 
+from tests.support import yamltext
 from tests.support.generated import examples
 
 WALL = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -77,7 +77,7 @@ def plan(history: dict[Key, History], now: float, closed: dict[Key, str] | None 
 
 
 def test_defaults_are_those_of_the_chart() -> None:
-    values = yaml.safe_load((Path(__file__).parents[4] / "charts/thunderfleet/values.yaml").read_text())
+    values = yamltext.load((Path(__file__).parents[4] / "charts/thunderfleet/values.yaml").read_text())
     chart = values["agent"]["measure"]
     assert chart == MeasureSettings().model_dump(mode="json", by_alias=True), "agent.measure of values.yaml lacks a setting"
     assert parse(json.dumps(chart)) == MeasureSettings()

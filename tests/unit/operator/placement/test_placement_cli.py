@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from thunderfleet_crds.vocabulary import Transport
 from thunderfleet_operator.cli import main
 from thunderfleet_operator.watch.cache import LINKS
 
+from tests.support import yamltext
 from tests.unit.operator.world import World
 
 GIB = 2**30
@@ -42,14 +42,12 @@ def files(world: World, tmp_path: Path) -> Any:
         if change:
             change(items)
         fleet = tmp_path / "fleet.yaml"
-        fleet.write_text(text if text is not None else yaml.safe_dump({"kind": "List", "apiVersion": "v1", "items": items}))
+        fleet.write_text(text if text is not None else yamltext.dump({"kind": "List", "apiVersion": "v1", "items": items}))
         deployment = tmp_path / "md.yaml"
         body = {"model": {"repository": "org/tiny"}, **(spec or {})}
         meta = {"name": "md", "namespace": "ns"}
         deployment.write_text(
-            yaml.safe_dump(
-                {"apiVersion": "thunderfleet.io/v1alpha1", "kind": "ModelDeployment", "metadata": meta, "spec": body}
-            )
+            yamltext.dump({"apiVersion": "thunderfleet.io/v1alpha1", "kind": "ModelDeployment", "metadata": meta, "spec": body})
         )
         return str(fleet), str(deployment)
 
@@ -79,7 +77,7 @@ def test_json_and_yaml_say_the_same_by_the_schema(files: Any, capsys: Any) -> No
     assert run(files(), "-o", "json") == 0
     report = json.loads(capsys.readouterr().out)
     assert run(files(), "-o", "yaml") == 0
-    assert yaml.safe_load(capsys.readouterr().out) == report
+    assert yamltext.load(capsys.readouterr().out) == report
     assert main(["plan", "--schema"]) == 0
     schema = json.loads(capsys.readouterr().out)
     assert set(report) == set(schema["properties"])

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from thunderfleet_crds.kinds.modeldeployment import Group, ModelDeployment
 from thunderfleet_crds.vocabulary import GroupPhase
 from thunderfleet_operator.cli import main
@@ -17,6 +16,7 @@ from thunderfleet_operator.decide.status.verdict import MESSAGE_LENGTH
 from thunderfleet_operator.plan_cli import command
 from thunderfleet_operator.watch.cache import DEPLOYMENTS, LINKS, NODEPROFILES, NODES
 
+from tests.support import yamltext
 from tests.unit.operator.world import World, tiny_model
 
 Json = dict[str, Any]
@@ -328,7 +328,7 @@ def written(world: World, folder: Path, *, plans: bool) -> Path:
             version = "v1" if kind in ("Node", "Pod", "ConfigMap") else "thunderfleet.io/v1alpha1"
             items.append({"apiVersion": version, **json.loads(json.dumps(item, default=str)), "kind": kind})
     found = folder / "fleet.yaml"
-    found.write_text(yaml.safe_dump({"kind": "List", "apiVersion": "v1", "items": items}))
+    found.write_text(yamltext.dump({"kind": "List", "apiVersion": "v1", "items": items}))
     return found
 
 
@@ -406,7 +406,7 @@ def planned(world: World, folder: Path, spec: Json, dice: random.Random, more: l
     """Exit status and output of ``plan``."""
     fleet, deployment = written(world, folder, plans=dice.random() < 0.5), folder / "md.yaml"
     head: Json = {"apiVersion": "thunderfleet.io/v1alpha1", "kind": "ModelDeployment"}
-    deployment.write_text(yaml.safe_dump({**head, "metadata": {"name": "md", "namespace": "ns"}, "spec": spec}))
+    deployment.write_text(yamltext.dump({**head, "metadata": {"name": "md", "namespace": "ns"}, "spec": spec}))
     capsys.readouterr()
     status = main(["plan", "--fleet", str(fleet), "--deployment", str(deployment), "-o", "json", *more])
     output = capsys.readouterr()

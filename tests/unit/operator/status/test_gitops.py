@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from thunderfleet_controlplane.assets import Bundle, find_go
 from thunderfleet_crds.fetching import FetchResult
 from thunderfleet_crds.kinds.modeldeployment import Failure
@@ -20,6 +19,7 @@ from thunderfleet_operator.decide.status.outcome import Blocked, Outcome
 from thunderfleet_operator.decide.weights.cache import decide
 from thunderfleet_operator.observe.objects.fetchpods import Task
 
+from tests.support import yamltext
 from tests.unit.operator.status.test_progress import LOADS, SERVES, UNPLACED, after, deployment
 from tests.unit.operator.values import NOW, report, view
 from tests.unit.operator.weights.test_weights import GIB, RESOLVED, cache, observed, profile
@@ -55,7 +55,7 @@ def tool(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def asked(tool: Path, folder: Path, kind: str, items: Sequence[Json]) -> list[tuple[str, str]]:
     """What Flux and Argo CD say of each object."""
-    data = yaml.safe_load((ROOT / "examples/gitops/argocd-health.yaml").read_text())["data"]
+    data = yamltext.load((ROOT / "examples/gitops/argocd-health.yaml").read_text())["data"]
     script = folder / f"{kind}.lua"
     script.write_text(data[f"resource.customizations.health.thunderfleet.io_{kind}"])
     lines = "\n".join(json.dumps({"apiVersion": "thunderfleet.io/v1alpha1", "kind": kind, **item}) for item in items)
@@ -150,7 +150,7 @@ def test_flux_and_argo_cd_read_a_model_deployment(tool: Path, tmp_path: Path) ->
 
 
 def test_the_example_for_argo_cd_has_a_script_for_each_kind() -> None:
-    data = yaml.safe_load((ROOT / "examples/gitops/argocd-health.yaml").read_text())["data"]
+    data = yamltext.load((ROOT / "examples/gitops/argocd-health.yaml").read_text())["data"]
     assert set(data) == {f"resource.customizations.health.thunderfleet.io_{kind}" for kind in ("ModelDeployment", "ModelCache")}
-    expressions = yaml.safe_load((ROOT / "examples/gitops/flux.yaml").read_text())["spec"]["healthCheckExprs"]
+    expressions = yamltext.load((ROOT / "examples/gitops/flux.yaml").read_text())["spec"]["healthCheckExprs"]
     assert [one["kind"] for one in expressions] == ["ModelDeployment"]

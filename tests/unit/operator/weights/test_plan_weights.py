@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from thunderfleet_operator.cli import main
 from thunderfleet_operator.watch.cache import LINKS, NODEPROFILES, NODES
 
+from tests.support import yamltext
 from tests.unit.operator.world import World, tiny_model
 
 Json = dict[str, Any]
@@ -71,8 +71,8 @@ class Fleet:
         spec = DEPLOYMENT["spec"]
         deployment = {**DEPLOYMENT, "spec": {**spec, "model": {**spec["model"], "copies": copies}}}
         fleet, wanted = self._folder / "fleet.yaml", self._folder / "deployment.yaml"
-        fleet.write_text(yaml.safe_dump_all([*self._objects, *more]))
-        wanted.write_text(yaml.safe_dump(deployment))
+        fleet.write_text(yamltext.dump_all([*self._objects, *more]))
+        wanted.write_text(yamltext.dump(deployment))
         status = main(["plan", "--fleet", str(fleet), "--deployment", str(wanted), "-o", form])
         said = self._capsys.readouterr()
         assert status in (0, 3), said.err

@@ -65,7 +65,11 @@ def test_transformers_offers_the_same_and_reads_each_folder_once_or_when_it_is_a
 HUB = """
 import json, sys
 from thunderfleet_runner.rank import mlxlm
-loaded = [name for name in ("httpx2._client", "httpcore2", "anyio", "huggingface_hub._jobs_api") if name in sys.modules]
+names = ("httpx2._client", "httpcore2", "anyio", "huggingface_hub._jobs_api", "jinja2", "yaml", "filelock")
+loaded = [name for name in names if name in sys.modules]
+from huggingface_hub.utils import SoftTemporaryDirectory, WeakFileLock
+from transformers.tokenization_utils_base import render_jinja_template
+rendered, _ = render_jinja_template([[{"role": "user", "content": "hi"}]], chat_template="{{ messages[0].content }}")
 from huggingface_hub.errors import HfHubHTTPError
 from transformers.utils import hub
 api = hub.HfApi(token=False)
@@ -74,15 +78,19 @@ try:
     hub.httpx.Client(trust_env=False).get("http://127.0.0.1:1")
 except hub.httpx.ConnectError as error:
     real += [type(error).__module__, issubclass(HfHubHTTPError, hub.httpx.HTTPError)]
-print(json.dumps({"loaded": loaded, "real": real, "read": "httpx2._client" in sys.modules}))
+with SoftTemporaryDirectory() as folder, WeakFileLock(folder / "lock"):
+    real.append((folder / "lock").exists())
+read = [name in sys.modules for name in names]
+print(json.dumps({"loaded": loaded, "rendered": rendered, "real": real, "read": read}))
 """
 
 
-def test_the_client_of_the_hub_loads_when_it_is_used() -> None:
+def test_what_ranks_do_not_use_loads_when_it_is_used() -> None:
     done = subprocess.run([sys.executable, "-c", HUB], capture_output=True, check=True, timeout=60)
     found = json.loads(done.stdout)
-    assert found["loaded"] == []
-    assert found["real"] == [True, False, "huggingface_hub.hf_api", "list_models", "httpx2", True] and found["read"]
+    assert found["loaded"] == [] and found["rendered"] == ["hi"]
+    assert found["real"] == [True, False, "huggingface_hub.hf_api", "list_models", "httpx2", True, True]
+    assert set(found["read"]) == {True}, found["read"]
 
 
 def test_the_loop_still_asks_and_answers_as_it_did() -> None:

@@ -1,8 +1,9 @@
-"""Lets the client of the Hugging Face Hub load when it is used. A rank never uses it: it reads the model from its Mac's disk.
+"""Lets libraries that a rank imports and hardly ever uses load when they are used: a third of the time to import mlx-lm.
 
-transformers and mlx-lm import names of that client, and with them a client for HTTP: a fifth of the time that importing mlx-lm
-takes. Here they get a stand-in for each function and class, which loads the real one when it is called or looked into. The
-errors are real from the start, because an ``except`` compares classes.
+A rank reads the model from its Mac's disk, so it needs no client of the Hugging Face Hub, and with it no client for HTTP. The
+intake renders the chats, so a rank needs no Jinja. Here modules that import these names get a stand-in for each function and
+class, which loads the real one when it is called or looked into. The errors of the client for HTTP are real from the start,
+because an ``except`` compares classes.
 """
 
 import importlib
@@ -15,7 +16,15 @@ from typing import Any
 
 from thunderfleet_lib.clientparts import Later, Unread
 
-_LATER = frozenset(("httpx2", "huggingface_hub.hf_api", "huggingface_hub._snapshot_download"))
+_LATER = frozenset(
+    (
+        *("httpx2", "huggingface_hub.hf_api", "huggingface_hub._snapshot_download"),
+        # With them, PyYAML and locks of files.
+        *("huggingface_hub.repocard", "huggingface_hub.utils._fixes", "huggingface_hub.utils._shared_blobs"),
+        # With the second one, Jinja. The last one has only docstrings.
+        *("huggingface_hub.utils._xet", "transformers.utils.chat_template_utils", "numpy._core._add_newdocs"),
+    )
+)
 _ERRORS = {"httpx2": "httpx2._exceptions"}
 """The module with the errors of a package; it needs no other."""
 
