@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.suite import constants, rewriting
+from tests.support.suite import rewriting
 from tests.support.suite.order import SLOW, group_of, turn
 from tests.support.waiting import NEAR_LIMIT
 
@@ -32,9 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Does once what each worker would do: pytest-xdist starts them after this."""
     if "PYTEST_XDIST_WORKER" not in os.environ and (session.config.getoption("numprocesses", None) or 0) > 1:
-        files = rewriting.files_of(session.config)
-        rewriting.rewrite_once(session.config, files)
-        constants.find_once(session.config.invocation_params.dir, constants.modules_of(session.config, files))
+        rewriting.rewrite_once(session.config, rewriting.files_of(session.config))
 
 
 @pytest.hookimpl(tryfirst=True)

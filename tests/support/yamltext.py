@@ -1,4 +1,4 @@
-"""YAML by PyYAML's parser and emitter in C, if it has them: they take a tenth of the time, and large files take seconds."""
+"""YAML by PyYAML's parser and emitter in C, if it has them: they take a tenth of the time, which is seconds for large files."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -5,5 +5,4 @@ tiers      which cases of a matrix `make test` runs
 order      which worker runs which file, and in which order
 later      libraries that are imported when a test uses them
 rewriting  the assertions of tests, rewritten once for all workers
-constants  the constants for Hypothesis, found once for all workers
 """

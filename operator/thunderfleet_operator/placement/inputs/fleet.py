@@ -434,7 +434,7 @@ class Fleet:
 
     @cached_property
     def last_resort(self) -> tuple[Cable, ...]:
-        """The fleet in which cables that may be used as a last resort count as steady."""
+        """The cables that may be used as a last resort, as steady ones."""
         found = []
         for cable in [cable for cable in self.cables.values() if cable.unsteady is not None or cable.rdma_unsteady is not None]:
             kept = [mark if mark is None or not mark.last_resort else None for mark in (cable.unsteady, cable.rdma_unsteady)]

@@ -46,9 +46,13 @@ class Known:
         self._reasons: dict[str, tuple[Mac, str | None]] = {}
 
     def begin(self) -> None:
-        """Another question follows. What the last one has not used is forgotten, with the earlier fleets that it holds."""
+        """Another question follows. What the last one has not used is forgotten, with the earlier fleets that it holds.
+
+        Unless the last one has used nothing, such as advice about a group whose Macs are off.
+        """
         self.hops.clear()
-        self._before, self._graphs = self._graphs, {}
+        if self._graphs:
+            self._before, self._graphs = self._graphs, {}
 
     def ineligible(self, macs: Mapping[str, Mac], request: Request) -> dict[str, str]:
         """Why Macs may not take a rank, by name."""

@@ -1,9 +1,9 @@
-"""Lets libraries that a rank imports and hardly ever uses load when they are used: a third of the time to import mlx-lm.
+"""Lets libraries that a rank imports and hardly ever uses load when they are used, which saves a third of mlx-lm's import.
 
 A rank reads the model from its Mac's disk, so it needs no client of the Hugging Face Hub, and with it no client for HTTP. The
 intake renders the chats, so a rank needs no Jinja. Here modules that import these names get a stand-in for each function and
 class, which loads the real one when it is called or looked into. The errors of the client for HTTP are real from the start,
-because an ``except`` compares classes.
+because an ``except`` compares classes, and so are constants, whose names are in capitals.
 """
 
 import importlib
@@ -21,8 +21,8 @@ _LATER = frozenset(
         *("httpx2", "huggingface_hub.hf_api", "huggingface_hub._snapshot_download"),
         # With them, PyYAML and locks of files.
         *("huggingface_hub.repocard", "huggingface_hub.utils._fixes", "huggingface_hub.utils._shared_blobs"),
-        # With the second one, Jinja. The last one has only docstrings.
-        *("huggingface_hub.utils._xet", "transformers.utils.chat_template_utils", "numpy._core._add_newdocs"),
+        # With the second one, Jinja.
+        *("huggingface_hub.utils._xet", "transformers.utils.chat_template_utils"),
     )
 )
 _ERRORS = {"httpx2": "httpx2._exceptions"}
@@ -41,6 +41,9 @@ class _Names(Unread):
             found = getattr(importlib.import_module(_ERRORS[self.__name__]), name, None)
             if found is not None:
                 return found
+        if name.isupper():
+            loader.read(self)
+            return ModuleType.__getattribute__(self, name)
         return _StandIn(name, (), {"_module": self})
 
 

@@ -67,6 +67,9 @@ import json, sys
 from thunderfleet_runner.rank import mlxlm
 names = ("httpx2._client", "httpcore2", "anyio", "huggingface_hub._jobs_api", "jinja2", "yaml", "filelock")
 loaded = [name for name in names if name in sys.modules]
+from huggingface_hub.utils._shared_blobs import SHARED_BLOBS_DIR_NAME
+from transformers.utils.chat_template_utils import _CONTROL_TOKEN_START
+constants = [type(one).__name__ for one in (SHARED_BLOBS_DIR_NAME, _CONTROL_TOKEN_START)]
 from huggingface_hub.utils import SoftTemporaryDirectory, WeakFileLock
 from transformers.tokenization_utils_base import render_jinja_template
 rendered, _ = render_jinja_template([[{"role": "user", "content": "hi"}]], chat_template="{{ messages[0].content }}")
@@ -81,7 +84,7 @@ except hub.httpx.ConnectError as error:
 with SoftTemporaryDirectory() as folder, WeakFileLock(folder / "lock"):
     real.append((folder / "lock").exists())
 read = [name in sys.modules for name in names]
-print(json.dumps({"loaded": loaded, "rendered": rendered, "real": real, "read": read}))
+print(json.dumps({"loaded": loaded, "rendered": rendered, "real": real, "read": read, "constants": constants}))
 """
 
 
@@ -91,6 +94,7 @@ def test_what_ranks_do_not_use_loads_when_it_is_used() -> None:
     assert found["loaded"] == [] and found["rendered"] == ["hi"]
     assert found["real"] == [True, False, "huggingface_hub.hf_api", "list_models", "httpx2", True, True]
     assert set(found["read"]) == {True}, found["read"]
+    assert found["constants"] == ["str", "str"]
 
 
 def test_the_loop_still_asks_and_answers_as_it_did() -> None:
