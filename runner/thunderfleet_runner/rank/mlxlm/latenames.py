@@ -59,6 +59,11 @@ class _StandIn(type):
             loader.read(module)
         return ModuleType.__getattribute__(module, cls.__name__)
 
+    @property
+    def __wrapped__(cls) -> Any:
+        """For ``inspect.signature``."""
+        return cls._real()
+
     def __call__(cls, *words: Any, **named: Any) -> Any:
         return cls._real()(*words, **named)
 

@@ -63,15 +63,16 @@ def test_transformers_offers_the_same_and_reads_each_folder_once_or_when_it_is_a
 
 
 HUB = """
-import json, sys
+import inspect, json, sys
 from thunderfleet_runner.rank import mlxlm
 names = ("httpx2._client", "httpcore2", "anyio", "huggingface_hub._jobs_api", "jinja2", "yaml", "filelock")
 loaded = [name for name in names if name in sys.modules]
 from huggingface_hub.utils._shared_blobs import SHARED_BLOBS_DIR_NAME
-from transformers.utils.chat_template_utils import _CONTROL_TOKEN_START
-constants = [type(one).__name__ for one in (SHARED_BLOBS_DIR_NAME, _CONTROL_TOKEN_START)]
 from huggingface_hub.utils import SoftTemporaryDirectory, WeakFileLock
 from transformers.tokenization_utils_base import render_jinja_template
+parameters = [*inspect.signature(render_jinja_template).parameters]
+from transformers.utils.chat_template_utils import _CONTROL_TOKEN_START
+constants = [type(one).__name__ for one in (SHARED_BLOBS_DIR_NAME, _CONTROL_TOKEN_START)]
 rendered, _ = render_jinja_template([[{"role": "user", "content": "hi"}]], chat_template="{{ messages[0].content }}")
 from huggingface_hub.errors import HfHubHTTPError
 from transformers.utils import hub
@@ -84,7 +85,8 @@ except hub.httpx.ConnectError as error:
 with SoftTemporaryDirectory() as folder, WeakFileLock(folder / "lock"):
     real.append((folder / "lock").exists())
 read = [name in sys.modules for name in names]
-print(json.dumps({"loaded": loaded, "rendered": rendered, "real": real, "read": read, "constants": constants}))
+found = {"loaded": loaded, "rendered": rendered, "real": real, "read": read}
+print(json.dumps(found | {"constants": constants, "parameters": parameters}))
 """
 
 
@@ -94,7 +96,7 @@ def test_what_ranks_do_not_use_loads_when_it_is_used() -> None:
     assert found["loaded"] == [] and found["rendered"] == ["hi"]
     assert found["real"] == [True, False, "huggingface_hub.hf_api", "list_models", "httpx2", True, True]
     assert set(found["read"]) == {True}, found["read"]
-    assert found["constants"] == ["str", "str"]
+    assert found["constants"] == ["str", "str"] and "chat_template" in found["parameters"]
 
 
 def test_the_loop_still_asks_and_answers_as_it_did() -> None:
