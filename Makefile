@@ -111,6 +111,7 @@ darwin-quick: install ## Those tests of `make darwin` that have failed there bef
 	  tests/unit/localcluster/machines/test_addresses.py tests/unit/localcluster/test_control.py tests/unit/runner/host/test_parent_death.py \
 	  tests/unit/runner/host/test_waiting_process.py::test_a_process_that_had_closed_its_channel_is_not_ended_by_the_supervisor \
 	  tests/unit/agent/measure/test_measure_peers.py::test_a_rank_that_holds_the_interpreter_ends_with_its_agent \
+	  tests/unit/kubelet/bootstrap/test_join_cli.py::test_pods_wait_for_a_kubelet_that_comes_before_other_programs \
 	  tests/unit/kubelet/containers/test_pods_attach.py::test_input_output_and_errors_reach_the_client_without_waiting_for_a_whole_line \
 	  tests/unit/kubelet/node/test_node_addresses.py::test_commands_run_only_when_the_kernel_no_longer_uses_the_published_address \
 	  tests/unit/kubelet/pods/test_pods_running.py::test_pod_ends_politely_when_deleted \

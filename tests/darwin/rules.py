@@ -1,5 +1,6 @@
 """The rules of macOS for one Python process."""
 
+import contextlib
 import errno
 import fcntl
 import functools
@@ -27,6 +28,7 @@ TCP_KEEPALIVE, TCP_RXT_CONNDROPTIME = 0x10, 0x80
 SO_BINDTOIFINDEX = 62
 
 _real_getrusage = resource.getrusage
+_real_setpriority = os.setpriority
 _real_poll = select.poll
 _real_setsockopt = socket.socket.setsockopt
 # By name, because type checkers for macOS do not know it.
@@ -48,11 +50,22 @@ def apply(proc: Path) -> None:
     _apply_named_pipes()
     _apply_sockets()
     _replace(resource, getrusage=_getrusage)
+    _replace(os, setpriority=functools.partial(_setpriority, proc))
     # Linux's own, which the standard library may have taken already.
     for module, names in ((os, ("pidfd_open", "memfd_create", "setresuid", "setresgid")), (select, ("epoll",))):
         for name in names:
             if hasattr(module, name):
                 delattr(module, name)
+
+
+def _setpriority(proc: Path, which: int, who: int, priority: int) -> None:
+    """For all threads of a process; on Linux each has a nice value of its own."""
+    _real_setpriority(which, who, priority)
+    if which == os.PRIO_PROCESS:
+        # It may end meanwhile.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for thread in os.listdir(proc / str(who or os.getpid()) / "task"):
+                _real_setpriority(which, int(thread), priority)
 
 
 def _getrusage(who: int) -> resource.struct_rusage:

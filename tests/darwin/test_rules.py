@@ -27,6 +27,19 @@ poll.register(reader, int(__import__("sys").argv[1]))
 print(len(poll.poll(0)), hasattr(select, "epoll"))
 """
 
+NICE = """
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+def nice():
+    return os.getpriority(os.PRIO_PROCESS, 0)
+
+with ThreadPoolExecutor(1) as pool:
+    before = pool.submit(nice).result()
+    os.setpriority(os.PRIO_PROCESS, 0, before + 1)
+    print(before, nice(), pool.submit(nice).result())
+"""
+
 
 def test_there_is_no_proc_and_no_sys_and_ps_speaks_bsd() -> None:
     assert [str(path) for path in Path("/proc").rglob("*")] == ["/proc/self", "/proc/self/fd"]
@@ -120,3 +133,9 @@ def test_the_memory_of_a_process_is_its_footprint_and_the_gpu_has_a_part_of_it()
     assert mac_memory.charged(os.getpid()) == mac_memory.Charged(total, sum(gpu))
     assert mac_memory.charged(2**30) is None, "no process has that number"
     assert libsystem.NAMES == [], "every port was given back"
+
+
+def test_all_threads_of_a_process_have_one_nice_value() -> None:
+    done = subprocess.run([sys.executable, "-c", NICE], capture_output=True, text=True, timeout=60, check=True)
+    before, main, thread = map(int, done.stdout.split())
+    assert main == thread == before + 1
