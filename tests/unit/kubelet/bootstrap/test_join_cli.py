@@ -125,6 +125,8 @@ def test_pods_wait_for_a_kubelet_that_comes_before_other_programs(tmp_path: Path
         text=True,
         timeout=60,
         check=True,
+        # Tests of ranks set the value of their process group, which is also that of the programs that other tests start.
+        start_new_session=True,
         preexec_fn=lambda: os.setpriority(os.PRIO_PROCESS, 0, given),
     )
     lasting = max(given, 0)
