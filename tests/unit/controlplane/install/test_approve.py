@@ -5,7 +5,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 from thunderfleet_controlplane.install import approve
@@ -21,14 +20,6 @@ def waits(server):
 approve.until_listening = waits
 approve.main(["--server", "https://127.0.0.1:6443", "--pki", "/none", "--address", "192.168.64.11"])
 """
-
-
-@pytest.fixture
-def bound() -> Iterator[socket.socket]:
-    """A socket that is bound, and does not listen yet."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        yield found
 
 
 def _url(bound: socket.socket) -> str:

@@ -6,7 +6,6 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,14 +32,6 @@ async def waits(pool, servers):
 balance.until_useful = waits
 balance.main(["--listen", at, "--servers", folder + "/servers.json", "--identity", folder, "--log", folder + "/log"])
 """
-
-
-@pytest.fixture
-def bound() -> Iterator[socket.socket]:
-    """A socket that is bound, and does not listen yet."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        yield found
 
 
 def _at(bound: socket.socket) -> ApiServer:
