@@ -1,6 +1,6 @@
 """Answers of short-lived processes, kept in a file: a kubelet that starts with the same files again starts no such process.
 
-The file is beside the keys of the node, because what it has decides what the kubelet does.
+The file is beside the keys of the node, because the kubelet acts on what it says.
 """
 
 import contextlib

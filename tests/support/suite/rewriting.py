@@ -7,8 +7,7 @@ none, and as all workers import the same files in the same order, each of them w
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -35,20 +34,15 @@ def rewrite_once(config: pytest.Config, files: Iterable[Path]) -> list[Path]:
     if sys.dont_write_bytecode or config.getoption("assertmode") != "rewrite":
         return []
     missing = [file for file in files if rewrite._read_pyc(file, _kept(file)) is None]
-    in_processes(partial(_rewrite, config), missing)
-    return missing
-
-
-def in_processes(work: Callable[[Sequence[Path]], None], files: Sequence[Path]) -> None:
-    """Does ``work`` for all files, in one process for each processor, and waits for it."""
     processes = os.cpu_count() or 1
     # Large files are close to each other, so each process gets every n-th.
-    shares = [share for at in range(processes) if (share := files[at::processes])]
-    started = [multiprocessing.get_context("fork").Process(target=work, args=(share,)) for share in shares]
+    shares = [share for at in range(processes) if (share := missing[at::processes])]
+    started = [multiprocessing.get_context("fork").Process(target=_rewrite, args=(config, share)) for share in shares]
     for process in started:
         process.start()
     for process in started:
         process.join()
+    return missing
 
 
 def _kept(file: Path) -> Path:

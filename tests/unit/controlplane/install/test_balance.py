@@ -17,17 +17,28 @@ from thunderfleet_controlplane.install import balance
 LARGE = {"aiohttp", "kubernetes", "cryptography", "pydantic"}
 STARTED = """
 import asyncio, json, sys
+from thunderfleet_controlplane.balancer.servers import ApiServer
 from thunderfleet_controlplane.install import balance
 
 at, folder, large = sys.argv[1], sys.argv[2], set(json.loads(sys.argv[3]))
 
-async def waits(pool, servers):
-    host, _, port = at.rpartition(":")
-    _, writer = await asyncio.open_connection(host, int(port))
+async def answer(reader, writer):
+    writer.write(b"answer to " + await reader.readline())
     writer.close()
-    print(json.dumps([list(map(str, pool.every)), sorted(large & set(sys.modules))]), flush=True)
+
+async def waits(pool, servers):
+    listed = list(map(str, pool.every))
+    upstream = await asyncio.start_server(answer, "127.0.0.1", 0)
+    pool.use([ApiServer(*upstream.sockets[0].getsockname())])
+    host, _, port = at.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"request\\n")
+    answered = (await reader.readline()).decode()
+    writer.close()
+    upstream.close()
+    print(json.dumps([listed, answered, sorted(large & set(sys.modules))]), flush=True)
     asyncio.current_task().cancel()
-    await asyncio.sleep(60)
+    await asyncio.sleep(0)
 
 balance.until_useful = waits
 balance.main(["--listen", at, "--servers", folder + "/servers.json", "--identity", folder, "--log", folder + "/log"])
@@ -45,7 +56,7 @@ def test_it_forwards_connections_before_it_imports_large_libraries(bound: socket
     bound.close()
     command = [sys.executable, "-c", STARTED, at, str(tmp_path), json.dumps(sorted(LARGE))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert json.loads(done.stdout) == [list(map(str, known)), []]
+    assert json.loads(done.stdout) == [list(map(str, known)), "answer to request\n", []]
 
 
 async def test_it_waits_until_there_is_something_to_choose(

@@ -461,7 +461,7 @@ def test_a_fleet_that_follows_changes_is_that_of_all_objects(steps: list[tuple[A
 
 
 async def test_what_a_write_finds_missing_goes_only_when_a_list_does_not_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kopf's list after a broken watch was empty, so nothing has told of it. A server that starts does not serve kinds yet."""
+    """Kopf's list after a broken watch was empty, so no event came for it. A server that starts does not serve kinds yet."""
     monkeypatch.setattr(lists_module, "RELIST_SECONDS", 0.0)
     monkeypatch.setattr(lists_module, "LOOK_SECONDS", 0.01)
     served, asked = False, 0
