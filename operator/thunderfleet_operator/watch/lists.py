@@ -21,6 +21,9 @@ RELIST_SECONDS = 2.0
 LOOK_SECONDS = 1.0
 """How often it is checked whether that is due."""
 RETRY_SECONDS = 2.0
+FILLED_AT_ONCE = 3
+"""Collections of the first lists. The API server answers each page a few hundredths of a second late, because it waits until
+its own cache is current. More collections would hold more pages in memory, and users can fill those of some kinds."""
 AGAIN_SECONDS = 600.0
 """Links are listed again after this long while some are not kept: others of the Mac may have been deleted since. Those that two
 such lists in a row do not keep are deleted."""
@@ -58,19 +61,23 @@ class Lists:
 
         ``changed`` is not called: no key is being worked on yet, and all keys are queued afterwards.
         """
-        for collection in CACHED:
-            while True:
-                try:
+        turns = asyncio.Semaphore(FILLED_AT_ONCE)
+        async with asyncio.TaskGroup() as group:
+            for collection in CACHED:
+                group.create_task(self._fill_first(collection, turns))
+
+    async def _fill_first(self, collection: Collection, turns: asyncio.Semaphore) -> None:
+        while True:
+            try:
+                async with turns:
                     await self._fill(collection, tell=False)
-                    break
-                except ApiError as error:
-                    advice = (
-                        "; the CRD is missing: run helm upgrade with the chart, which contains it"
-                        if error.status == 404
-                        else ""
-                    )
-                    log.warning("cannot list %s: %s%s; retrying in %.0f s", collection.name, error, advice, RETRY_SECONDS)
-                    await asyncio.sleep(RETRY_SECONDS)
+                return
+            except ApiError as error:
+                advice = (
+                    "; the CRD is missing: run helm upgrade with the chart, which contains it" if error.status == 404 else ""
+                )
+                log.warning("cannot list %s: %s%s; retrying in %.0f s", collection.name, error, advice, RETRY_SECONDS)
+                await asyncio.sleep(RETRY_SECONDS)
 
     async def refill(self) -> None:
         """Lists everything once more, after a write whose result is unknown. Raises ApiError.
