@@ -321,9 +321,12 @@ async def test_a_good_start_has_no_event_about_probes_and_one_status(world: Worl
     asking(world)
     await world.phase("asked", "Running")
     sandbox = next(world.root.glob("pods/*/containers/main/sandbox/0"))
+    asked = sandbox / "asked"
     writes = world.api.status_writes
+    # The first probe makes the file.
+    await world.until(asked.exists)
     for name in ("startup", "readiness"):
-        await world.until(lambda name=name: (sandbox / "asked").read_text().count(name) > 1)  # type: ignore[misc]
+        await world.until(lambda name=name: asked.read_text().count(name) > 1)  # type: ignore[misc]
         (sandbox / name).touch()
     await world.until(lambda: world.api.pod("asked")["status"]["containerStatuses"][0]["ready"])
     assert world.api.pod("asked")["status"]["containerStatuses"][0]["started"]
