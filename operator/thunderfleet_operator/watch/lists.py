@@ -22,8 +22,8 @@ LOOK_SECONDS = 1.0
 """How often it is checked whether that is due."""
 RETRY_SECONDS = 2.0
 FILLED_AT_ONCE = 3
-"""Collections of the first lists. The API server answers each page a few hundredths of a second late, because it waits until
-its own cache is current. More collections would hold more pages in memory, and users can fill those of some kinds."""
+"""How many kinds the first lists read at once. The API server answers each page a few hundredths of a second late, because it
+waits until its own cache is current. More kinds at once would need more memory: users can fill the pages of some of them."""
 AGAIN_SECONDS = 600.0
 """Links are listed again after this long while some are not kept: others of the Mac may have been deleted since. Those that two
 such lists in a row do not keep are deleted."""
