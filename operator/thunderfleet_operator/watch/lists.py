@@ -62,9 +62,13 @@ class Lists:
         ``changed`` is not called: no key is being worked on yet, and all keys are queued afterwards.
         """
         turns = asyncio.Semaphore(FILLED_AT_ONCE)
-        async with asyncio.TaskGroup() as group:
-            for collection in CACHED:
-                group.create_task(self._fill_first(collection, turns))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for collection in CACHED:
+                    group.create_task(self._fill_first(collection, turns))
+        except ExceptionGroup as errors:
+            # The group only says how many errors there are. The operator ends with what this one says.
+            raise errors.exceptions[0] from errors
 
     async def _fill_first(self, collection: Collection, turns: asyncio.Semaphore) -> None:
         while True:

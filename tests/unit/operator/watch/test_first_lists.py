@@ -68,3 +68,16 @@ async def test_kinds_that_are_missing_do_not_keep_others_from_being_listed(
         await filling
     assert set(cache[NODES].items) == {"one"}
     assert any(said.startswith("cannot list nodes: ") and "helm upgrade" in said for said in caplog.messages)
+
+
+async def test_an_error_that_no_retry_mends_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator ends with its text, such as that of a kubeconfig that cannot be read."""
+    kube = Slow(together=1)
+
+    def unreadable(*_: object) -> AsyncIterator[Page]:
+        raise PermissionError("cannot read the token")
+
+    monkeypatch.setattr(kube, "pages", unreadable)
+    with pytest.raises(PermissionError, match="cannot read the token"):
+        async with asyncio.timeout(LIMIT_SECONDS):
+            await of(kube, Cache()).fill()
