@@ -1,6 +1,7 @@
 """The running operator: its parts, started and stopped in order."""
 
 import asyncio
+import contextlib
 import logging
 import signal
 import time
@@ -76,6 +77,11 @@ PODS_SECONDS = 0.1
 """The same for changes of the pods of a ModelDeployment, which are bound and start one after the other."""
 MOMENT_SECONDS = 0.1
 """The same for changes during a round of a ModelDeployment, counted from its end: most of them are its own writes."""
+CABLES_SECONDS = 60.0
+"""How long the planner waits for the first status of each cable, once this replica leads.
+
+A group that is placed while half of the cables have no status gets a worse place, and its writes would delay the other half.
+"""
 STOP_SECONDS = 10.0
 """How long kopf may take to stop."""
 
@@ -184,6 +190,8 @@ class Operator:
         }
         self._took_over = False
         self._taking_over: asyncio.Task[None] | None = None
+        self._queued = asyncio.Event()
+        """This replica leads, or has led, and every object has been put on the queue."""
         self._demands: web.AppRunner | None = None
         self._synced = asyncio.Event()
         self._watching = asyncio.Event()
@@ -291,6 +299,15 @@ class Operator:
         self._add(DEPLOYMENTS, LINKS, NODEPROFILES, CACHES)
         for node in self._index.requests_of:
             self.queue.add(work_key(REQUESTS, node))
+        self._queued.set()
+
+    async def _plan(self) -> None:
+        """Answers questions about places, once the status of each cable that there is has been written."""
+        await self._queued.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CABLES_SECONDS):
+                await self.cables.empty()
+        await self.planner.run()
 
     def _add(self, *collections: Collection) -> None:
         """Puts every object of these collections on the queue."""
@@ -319,7 +336,7 @@ class Operator:
         self._synced.set()
         parts = {
             "leader": self.leader.run,
-            "planner": self.planner.run,
+            "planner": self._plan,
             "lists": self.lists.run,
             "events": self._events.run,
             "components": Components(self._kube, self.leader.leading, self.metrics.unrenewed).run,

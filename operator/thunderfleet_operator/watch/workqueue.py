@@ -68,6 +68,7 @@ class WorkQueue:
         self._due: dict[str, float] = {}
         self._heap: list[tuple[float, str]] = []
         self._wake = asyncio.Event()
+        self._done = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._ready) + len(self._again | self._changed)
@@ -145,3 +146,10 @@ class WorkQueue:
             self.add(key)
         elif changed:
             self.add_after(key, self._moment)
+        self._done.set()
+
+    async def empty(self) -> None:
+        """Waits until no key is ready and no round runs. Keys that were added with a delay do not count."""
+        while self._ready or self._working:
+            self._done.clear()
+            await self._done.wait()
