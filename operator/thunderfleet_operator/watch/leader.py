@@ -77,6 +77,8 @@ class Leader:
         self._seen_at = now()
         self._looked = now()
         self._led = False
+        self.tried = asyncio.Event()
+        """It is known for the first time whether this replica leads, or that the API server does not say."""
         self.writes = 0
         self.term = 1
         """Increases whenever this replica becomes the leader, so that no two of its terms have the same."""
@@ -164,6 +166,7 @@ class Leader:
             if self._led and not self.leading():
                 log.warning("%s stops acting: its Lease has not been renewed for %.0f s", self.identity, STOP_AFTER_SECONDS)
                 self._led = False
+            self.tried.set()
             await asyncio.sleep(wait)
 
     def _look_at_clock(self) -> None:

@@ -205,53 +205,6 @@ async def test_a_new_leader_works_on_everything_and_looks_for_secrets_beside_it(
     await asyncio.gather(*workers, return_exceptions=True)
 
 
-async def test_groups_get_places_once_each_cable_has_its_status(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    world.cable("studio-2", "mini")
-    monkeypatch.setattr(app.Operator, "_load_keys", AsyncMock())
-    configuration = Configuration(
-        Settings(PodSettings("image"), PortSettings()), "system", Identity("operator-0"), "127.0.0.1", 0, 0
-    )
-    kube: Any = world
-    operator = Operator(kube, configuration, world.cache)
-    planner = asyncio.Event()
-
-    async def run() -> None:
-        planner.set()
-
-    monkeypatch.setattr(operator.planner, "run", run)
-    planning = asyncio.create_task(operator._plan())
-    await asyncio.sleep(0)
-    assert not planner.is_set(), "it does not lead: there is nothing to plan"
-    await operator._take_over()
-    cables = {work_key(LINKS, key) for key in world.cache[LINKS].items}
-    assert len(cables) == 2
-    for number in range(len(cables)):
-        key = await operator.cables.get()
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert not planner.is_set(), f"{number} of {len(cables)} cables"
-        operator.cables.done(key)
-    async with asyncio.timeout(60):
-        await planning
-    assert planner.is_set()
-
-
-async def test_cables_that_get_no_status_delay_groups_for_a_limited_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app.Operator, "_load_keys", AsyncMock())
-    monkeypatch.setattr(app, "CABLES_SECONDS", 0.05)
-    configuration = Configuration(
-        Settings(PodSettings("image"), PortSettings()), "system", Identity("operator-0"), "127.0.0.1", 0, 0
-    )
-    kube: Any = world
-    operator = Operator(kube, configuration, world.cache)
-    run = AsyncMock()
-    monkeypatch.setattr(operator.planner, "run", run)
-    await operator._take_over()
-    await operator.cables.get()
-    async with asyncio.timeout(60):
-        await operator._plan()
-    run.assert_awaited_once()
-
 async def test_a_write_that_removes_an_object_reports_it_once(world: World) -> None:
     world.deploy()
     known = world.cache[DEPLOYMENTS].items["ns/md"]

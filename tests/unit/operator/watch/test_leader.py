@@ -215,3 +215,20 @@ async def test_the_part_of_the_control_plane_that_does_not_answer_is_known_while
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.parametrize("leads", [True, False, None])
+async def test_the_first_try_ends_whether_it_leads_or_not_or_the_api_server_is_away(leads: bool | None) -> None:
+    machine, leases = Machine(), Leases()
+    if leads is False:
+        assert await replica(leases, "other", machine)._try()
+    leases.away = leads is None
+    one = replica(leases, "one", machine)
+    assert not one.tried.is_set()
+    running = asyncio.create_task(one.run())
+    try:
+        await until_async(one.tried.is_set)
+        assert one.leading() is bool(leads)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
