@@ -218,8 +218,8 @@ def test_operator_killed_and_started_again(pair: Deployment, line: Line, replica
     assert versions(pair) == before
 
 
-def test_api_server_away(pair: Deployment, line: Line, alone: Alone) -> None:
-    before, processes, group = versions(pair), pids(pair), pair.group()
+def test_api_server_away_and_then_a_rank_killed(pair: Deployment, line: Line, alone: Alone) -> None:
+    before, pods, processes, group = versions(pair), containers(pair), pids(pair), pair.group()
     endpoint, expected = pair.endpoint, alone(PROMPT, TOKENS)
     body: Json = {"model": "thunderfleet/tiny-qwen2", "messages": [{"role": "user", "content": PROMPT}]}
     body |= {"max_tokens": TOKENS, "temperature": 0, "return_token_ids": True}
@@ -256,8 +256,10 @@ def test_api_server_away(pair: Deployment, line: Line, alone: Alone) -> None:
     assert pids(pair) == processes
     assert pair.group()["epoch"] == group["epoch"]
     # Watches and status writes work again: a new event reaches status.
-    kill(line, pair.ranks()[1]["node"], RANK)
-    until_back(pair, group)
+    kill(line, group["ranks"][1]["node"], RANK)
+    failure = until_back(pair, group)["lastFailure"]
+    assert (failure["rank"], failure["node"]) == (1, group["ranks"][1]["node"])
+    assert containers(pair) == pods, "a rank's end needs no new pod"
     assert pair.tokens(PROMPT, TOKENS) == expected
 
 
@@ -293,16 +295,6 @@ def test_macs_lose_power_and_serve_before_the_api_server_is_back(pair: Deploymen
 
 
 # --- parts of a group ---
-
-
-def test_rank_killed(pair: Deployment, line: Line, alone: Alone) -> None:
-    before, pods = pair.group(), containers(pair)
-    kill(line, pair.ranks()[1]["node"], RANK)
-    after = until_back(pair, before)
-    failure = after["lastFailure"]
-    assert (failure["rank"], failure["node"]) == (1, before["ranks"][1]["node"])
-    assert containers(pair) == pods, "a rank's end needs no new pod"
-    assert pair.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
 
 
 @pytest.mark.parametrize("rank", quick([0], [0, 1]))
