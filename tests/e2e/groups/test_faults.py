@@ -29,8 +29,8 @@ Json = dict[str, Any]
 PROMPT, TOKENS = tinymodel.MESSAGES[0]["content"], 16
 SYSTEM = "thunderfleet-system"
 OPERATORS = ("pods", "-n", SYSTEM, "-l", "app.kubernetes.io/component=operator")
-AWAY_SECONDS = 20.0
-"""Longer than the operator's Lease lasts."""
+AWAY_SECONDS = 14.0
+"""Longer than the operator's Lease lasts, which is 12 s."""
 GONE_SECONDS = 30.0
 """Seconds within which everything of a deleted ModelDeployment must be gone."""
 MAC_LOST_SECONDS = 150.0
