@@ -472,19 +472,6 @@ def test_stranger_at_the_rendezvous(pair: Deployment, line: Line, tmp_path: Any,
     assert noticed(pair.group()) == noticed(group), "the group has not noticed"
 
 
-def test_stranger_at_the_gateway(line: Line, deploy: Deploy) -> None:
-    closed = deploy("closed", nodes={"min": 1, "max": 1}, server={"apiKeySecret": "keys"})
-    closed.kubectl("create", "secret", "generic", "keys", "--from-literal=alice=open sesame", "--from-literal=bob=12345")
-    closed.until_ready()
-    for path in ("models", "chat/completions"):
-        refused = line.request(f"{closed.endpoint}/{path}")
-        assert refused.status == 401, refused.body
-        assert "Authorization: Bearer" in refused.json["error"]["message"]
-    assert closed.ask(PROMPT, 1, "wrong").status == 401
-    assert closed.ask(PROMPT, 1, "open sesame").status == 200
-    assert closed.ask(PROMPT, 1, "12345").status == 200
-
-
 def kubelet_answer(line: Line, path: str, token: str | None = None) -> int:
     """HTTP status of a kubelet's own server, asked without the API server in between."""
     context = ssl.create_default_context()
