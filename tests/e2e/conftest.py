@@ -6,6 +6,7 @@ With ``THUNDERFLEET_E2E_CLUSTER=name`` the tests use a running cluster and leave
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import subprocess
@@ -148,20 +149,30 @@ def pair(the_pair: Deployment) -> Deployment:
 
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
-    """The token ids that one process of mlx-lm answers to a prompt. Every copy of the model has the same weights."""
-    known: dict[tuple[str, int, int], list[int]] = {}
+    """The token ids that one process of mlx-lm answers to a prompt. Every copy of the model has the same weights.
+
+    Workers of one run share the answers: each is a file in the folder of the run.
+    """
+    own = tmp_path_factory.getbasetemp()
+    # Without workers, the folder above has the files of other runs.
+    folder = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
     def ask(prompt: str, tokens: int, layers: int = tinymodel.LAYERS) -> list[int]:
-        if (prompt, tokens, layers) not in known:
-            folder = tmp_path_factory.mktemp("model")
-            tinymodel.make(folder, layers=layers)
-            command = [sys.executable, "-m", "thunderfleet_localcluster.models.reference", str(folder), prompt]
+        asked = hashlib.sha256(json.dumps([prompt, tokens, layers]).encode()).hexdigest()
+        known = folder / f"alone-{asked}.json"
+        if not known.exists():
+            model = tmp_path_factory.mktemp("model")
+            tinymodel.make(model, layers=layers)
+            command = [sys.executable, "-m", "thunderfleet_localcluster.models.reference", str(model), prompt]
             done = subprocess.run(
                 [*command, "--tokens", str(tokens)], capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False
             )
             assert done.returncode == 0, done.stderr
-            known[prompt, tokens, layers] = json.loads(done.stdout)
-        return known[prompt, tokens, layers]
+            # In one step, as another worker may look meanwhile.
+            (model / "answer.json").write_text(done.stdout)
+            (model / "answer.json").replace(known)
+        found: list[int] = json.loads(known.read_text())
+        return found
 
     return ask
 

@@ -28,7 +28,7 @@ from thunderfleet_operator.cli import main as program
 from tests.support import yamltext
 from tests.support.api import OURS, Api, path_of
 from tests.support.logfiles import Secrets
-from tests.support.waiting import WAIT_SECONDS, until
+from tests.support.waiting import PAUSE_SECONDS, WAIT_SECONDS, until
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -289,9 +289,11 @@ class Deployment:
         ready = condition(item, "Ready")
         return ready.get("status") == "True" and ready.get("observedGeneration") == item["metadata"]["generation"]
 
-    def until(self, holds: Callable[[], T | None], goal: str, seconds: float = WAIT_SECONDS) -> T:
+    def until(
+        self, holds: Callable[[], T | None], goal: str, seconds: float = WAIT_SECONDS, *, pause: float = PAUSE_SECONDS
+    ) -> T:
         """Like the shared ``until``; a failure shows the deployment's conditions."""
-        return until(holds, f"{self.name}: {goal}", seconds, describe=self.conditions)
+        return until(holds, f"{self.name}: {goal}", seconds, pause=pause, describe=self.conditions)
 
     def until_ready(self) -> "Deployment":
         self.until(self.is_ready, "Ready", READY_SECONDS)

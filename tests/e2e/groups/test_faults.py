@@ -29,8 +29,8 @@ Json = dict[str, Any]
 PROMPT, TOKENS = tinymodel.MESSAGES[0]["content"], 16
 SYSTEM = "thunderfleet-system"
 OPERATORS = ("pods", "-n", SYSTEM, "-l", "app.kubernetes.io/component=operator")
-AWAY_SECONDS = 20.0
-"""Longer than the operator's Lease lasts."""
+AWAY_SECONDS = 14.0
+"""Longer than the operator's Lease lasts, which is 12 s."""
 GONE_SECONDS = 30.0
 """Seconds within which everything of a deleted ModelDeployment must be gone."""
 MAC_LOST_SECONDS = 150.0
@@ -218,8 +218,8 @@ def test_operator_killed_and_started_again(pair: Deployment, line: Line, replica
     assert versions(pair) == before
 
 
-def test_api_server_away(pair: Deployment, line: Line, alone: Alone) -> None:
-    before, processes, group = versions(pair), pids(pair), pair.group()
+def test_api_server_away_and_then_a_rank_killed(pair: Deployment, line: Line, alone: Alone) -> None:
+    before, pods, processes, group = versions(pair), containers(pair), pids(pair), pair.group()
     endpoint, expected = pair.endpoint, alone(PROMPT, TOKENS)
     body: Json = {"model": "thunderfleet/tiny-qwen2", "messages": [{"role": "user", "content": PROMPT}]}
     body |= {"max_tokens": TOKENS, "temperature": 0, "return_token_ids": True}
@@ -256,8 +256,10 @@ def test_api_server_away(pair: Deployment, line: Line, alone: Alone) -> None:
     assert pids(pair) == processes
     assert pair.group()["epoch"] == group["epoch"]
     # Watches and status writes work again: a new event reaches status.
-    kill(line, pair.ranks()[1]["node"], RANK)
-    until_back(pair, group)
+    kill(line, group["ranks"][1]["node"], RANK)
+    failure = until_back(pair, group)["lastFailure"]
+    assert (failure["rank"], failure["node"]) == (1, group["ranks"][1]["node"])
+    assert containers(pair) == pods, "a rank's end needs no new pod"
     assert pair.tokens(PROMPT, TOKENS) == expected
 
 
@@ -293,16 +295,6 @@ def test_macs_lose_power_and_serve_before_the_api_server_is_back(pair: Deploymen
 
 
 # --- parts of a group ---
-
-
-def test_rank_killed(pair: Deployment, line: Line, alone: Alone) -> None:
-    before, pods = pair.group(), containers(pair)
-    kill(line, pair.ranks()[1]["node"], RANK)
-    after = until_back(pair, before)
-    failure = after["lastFailure"]
-    assert (failure["rank"], failure["node"]) == (1, before["ranks"][1]["node"])
-    assert containers(pair) == pods, "a rank's end needs no new pod"
-    assert pair.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
 
 
 @pytest.mark.parametrize("rank", quick([0], [0, 1]))
@@ -480,19 +472,6 @@ def test_stranger_at_the_rendezvous(pair: Deployment, line: Line, tmp_path: Any,
     assert noticed(pair.group()) == noticed(group), "the group has not noticed"
 
 
-def test_stranger_at_the_gateway(line: Line, deploy: Deploy) -> None:
-    closed = deploy("closed", nodes={"min": 1, "max": 1}, server={"apiKeySecret": "keys"})
-    closed.kubectl("create", "secret", "generic", "keys", "--from-literal=alice=open sesame", "--from-literal=bob=12345")
-    closed.until_ready()
-    for path in ("models", "chat/completions"):
-        refused = line.request(f"{closed.endpoint}/{path}")
-        assert refused.status == 401, refused.body
-        assert "Authorization: Bearer" in refused.json["error"]["message"]
-    assert closed.ask(PROMPT, 1, "wrong").status == 401
-    assert closed.ask(PROMPT, 1, "open sesame").status == 200
-    assert closed.ask(PROMPT, 1, "12345").status == 200
-
-
 def kubelet_answer(line: Line, path: str, token: str | None = None) -> int:
     """HTTP status of a kubelet's own server, asked without the API server in between."""
     context = ssl.create_default_context()
@@ -627,7 +606,7 @@ def in_backing_off(line: Line, deploy: Deploy) -> Any:
 STATES = (in_pending, in_starting, in_forming, in_loading, in_ready, in_backing_off)
 
 
-@pytest.mark.parametrize("state", quick([in_pending, in_forming, in_ready, in_backing_off], STATES))
+@pytest.mark.parametrize("state", quick([in_pending, in_forming, in_backing_off], STATES))
 def test_deleted_in_any_state_leaves_nothing(line: Line, deploy: Deploy, state: Callable[[Any, Deploy], Any]) -> None:
     doomed = state(line, deploy)
     ports = doomed.ports()

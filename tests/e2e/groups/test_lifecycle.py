@@ -21,6 +21,8 @@ TOKENS_ALONE, TOKENS_PAIR = 500, 150
 drain."""
 STREAM_SECONDS = 120.0
 GONE_SECONDS = 90.0
+DRAINED_SECONDS = 30.0
+"""After the last stream of a deleted ModelDeployment, seconds within which everything of it must be gone."""
 ONE_MAC = {"min": 1, "max": 1}
 
 
@@ -160,8 +162,15 @@ def test_deletion_drains_and_a_new_one_of_the_name_takes_no_name_of_it(line: Lin
     assert names == [f"{served.name}-0-e2-0", f"{served.name}-0-e2-1"]
 
     ports |= served.ports()
+    processes, listening = served.seen()
+    assert processes, "its processes can be seen"
+    assert listening & ports, "and its ports"
     stream = Stream(line, served.endpoint, TOKENS_PAIR)
     served.kubectl("delete", "md", served.name, "--wait=false")
     stream.assert_whole()
-    until(lambda: not served.left(ports), "nothing of it is left", GONE_SECONDS, describe=lambda: "\n".join(served.left(ports)))
+
+    def gone() -> bool:
+        return not served.left(ports) and not line.items("md", "-n", served.namespace)
+
+    until(gone, "nothing of it is left", DRAINED_SECONDS, describe=lambda: "\n".join(served.left(ports)))
     until(lambda: not groups_reported(line, served), "no Mac is said to be in its group")

@@ -1,9 +1,9 @@
 """Two Macs that no Thunderbolt cable joins: their supervisors carry the ring over the LAN."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from thunderfleet_crds.exchange.mounts import PLAN_KEY
@@ -11,7 +11,7 @@ from thunderfleet_crds.exchange.plan import Plan
 from thunderfleet_localcluster.models import tinymodel
 
 from tests.support.api import OURS
-from tests.support.line import Deploy, Line, condition
+from tests.support.line import Alone, Deployment, Line, condition
 from tests.support.waiting import until
 
 LINK = "studio-1.tb1--studio-2.tb1"
@@ -36,24 +36,34 @@ def connected(line: Line) -> str:
     return str(condition(found or {}, "Connected").get("status"))
 
 
-def test_macs_without_a_cable_say_over_the_lan_what_one_process_says(line: Line, deploy: Deploy) -> None:
-    served = deploy("relay", parallelism="Tensor").until_ready()
-    (item,) = line.items("configmaps", "-n", served.namespace, "-l", f"thunderfleet.io/deployment={served.name}")
-    plan = Plan.model_validate_json(item["data"][PLAN_KEY])
+@pytest.fixture(scope="module")
+def relay(line: Line) -> Iterator[Deployment]:
+    """A group whose ring has no cable."""
+    served = line.deploy("relay", parallelism="Tensor")
+    yield served
+    line.forget(served)
+
+
+def published(served: Deployment) -> tuple[Plan, dict[str, Any]]:
+    """Its plan, and the object that has it."""
+    label = f"thunderfleet.io/deployment={served.name}"
+    (item,) = served.line.items("configmaps", "-n", served.namespace, "-l", label)
+    return Plan.model_validate_json(item["data"][PLAN_KEY]), item
+
+
+def test_macs_without_a_cable_say_over_the_lan_what_one_process_says(relay: Deployment, alone: Alone) -> None:
+    relay.until_ready()
+    plan, item = published(relay)
     dialled = [plan.ranks[plan.relay_ends(entry.rank)[1]].address for entry in plan.ranks]
     assert [entry.relay.address for entry in plan.ranks if entry.relay] == dialled
     assert all((entry.ring_address or "").startswith("127.") for entry in plan.ranks)
     assert "hops over the LAN relayed by the runner pods" in json.dumps(item["metadata"]["annotations"], ensure_ascii=False)
-    model = line.cluster.models / "thunderfleet" / "tiny-qwen2"
-    command = [sys.executable, "-m", "thunderfleet_localcluster.models.reference", str(model), PROMPT, "--tokens", str(TOKENS)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert served.tokens(PROMPT, TOKENS) == json.loads(done.stdout)
+    assert relay.tokens(PROMPT, TOKENS) == alone(PROMPT, TOKENS)
 
 
-def test_a_rings_ports_are_not_to_be_reached_from_the_lan(line: Line, deploy: Deploy) -> None:
-    served = deploy("relay-ports", parallelism="Tensor").until_ready()
-    (item,) = line.items("configmaps", "-n", served.namespace, "-l", f"thunderfleet.io/deployment={served.name}")
-    plan = Plan.model_validate_json(item["data"][PLAN_KEY])
+def test_a_rings_ports_are_not_to_be_reached_from_the_lan(line: Line, relay: Deployment) -> None:
+    relay.until_ready()
+    plan, _ = published(relay)
     one, other = plan.ranks
     if line.cluster.network != "namespaces":
         pytest.skip("on loopback every recorded Mac is everybody's neighbor")

@@ -65,6 +65,9 @@ class Tenant:
     def create(self, item: Json) -> "subprocess.CompletedProcess[str]":
         return self.kubectl("create", "-f", "-", text=yamltext.dump(item))
 
+    def make(self, *items: Json) -> None:
+        self.must("create", "-f", "-", text=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+
     def must(self, *arguments: str, text: str | None = None) -> str:
         done = self.kubectl(*arguments, text=text)
         assert done.returncode == 0, done.stderr
@@ -178,7 +181,8 @@ def plan_of(deployment: Deployment, namespace: str, change: Callable[[Json], Non
 
     def only() -> Json | None:
         """The operator deletes an old plan after the new one is in force."""
-        items = deployment.line.items("configmaps", "-n", deployment.namespace, "-l", MANAGED)
+        label = f"{MANAGED},thunderfleet.io/deployment={deployment.name}"
+        items = deployment.line.items("configmaps", "-n", deployment.namespace, "-l", label)
         return items[0] if len(items) == 1 else None
 
     item = deployment.until(only, "it has one plan")
@@ -315,10 +319,13 @@ def victim(the_victim: Deployment) -> Deployment:
     return the_victim.until_ready()
 
 
-def test_a_forged_plan_claims_no_memory(
+def test_a_forged_plan_claims_no_memory_and_an_odd_annotation_stops_no_placement(
     line: Line, no_policies: None, victim: Deployment, tenant: Tenant, deploy: Deploy
 ) -> None:
-    """One ConfigMap without an owner that claims 2^50 bytes of each Mac; and a pod that requests them and stays Pending."""
+    """One ConfigMap without an owner that claims 2^50 bytes of each Mac, and a pod for each that requests them.
+
+    Beside them pods with annotations that no program can read. All pods stay Pending; each round of the operator reads them.
+    """
 
     def claim(plan: Json) -> None:
         rank = plan["ranks"][0]
@@ -328,99 +335,92 @@ def test_a_forged_plan_claims_no_memory(
         for number, one in enumerate(plan["ranks"]):
             one.update(ringAddress=f"10.9.9.{number}", ringPorts=[29998, 29999])
 
-    assert tenant.create(plan_of(victim, tenant.namespace, claim)).returncode == 0
+    forged = [plan_of(victim, tenant.namespace, claim)]
     for mac in line.macs:
         pod = look_alike("Pod", f"waits-{mac}", tenant.namespace)
         term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [mac]}]}
         required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
         pod["spec"]["affinity"] = {"nodeAffinity": required}
         pod["spec"]["containers"][0]["resources"] = {"requests": {"memory": str(HUGE)}}
-        assert tenant.create(pod).returncode == 0
-    before = untouched(victim)
-    settled(line, deploy)
-    assert untouched(victim) == before
-
-
-def test_an_odd_annotation_stops_no_placement(
-    line: Line, no_policies: None, victim: Deployment, tenant: Tenant, deploy: Deploy
-) -> None:
-    """Each round of the operator reads all pods of the cluster."""
+        forged.append(pod)
     for name, ports in (("infinite", '{"gateway": Infinity, "control": 1}'), ("deep", "[" * 5000)):
         pod = look_alike("Pod", name, tenant.namespace, annotations={ANNOTATION_PORTS: ports})
-        # It stays Pending.
         pod["spec"]["nodeSelector"] = {"there-is": "none"}
-        assert tenant.create(pod).returncode == 0
+        forged.append(pod)
+    tenant.make(*forged)
     before = untouched(victim)
     settled(line, deploy)
     assert untouched(victim) == before
 
 
-def test_a_plan_with_the_uid_of_a_victim_yields_no_key(
+def child_of(owner: Deployment, item: Json) -> Json:
+    """The object with this deployment as its owner, in the operator's way."""
+    reference = {"apiVersion": "thunderfleet.io/v1alpha1", "kind": "ModelDeployment", "name": owner.name, "controller": True}
+    reference |= {"uid": owner.get()["metadata"]["uid"], "blockOwnerDeletion": False}
+    item["metadata"]["ownerReferences"] = [reference]
+    return item
+
+
+def test_forged_plans_of_a_tenant_yield_no_key_plant_no_pod_and_delete_no_secret(
     line: Line, no_policies: None, victim: Deployment, tenant: Tenant, deploy: Deploy
 ) -> None:
+    """Plans with the UID of a victim, for another namespace, for a folder of the Mac, and with the name of a Secret.
+
+    They belong to two deployments of the tenant: one with the victim's name, and ``own``.
+    """
     (secret,) = line.items("secrets", "-n", victim.namespace, "-l", MANAGED)
     spec = victim.get()["spec"]
-    tenant.must("apply", "-f", "-", text=yamltext.dump(manifest(tenant.namespace, victim.name, spec)))
-    own = Deployment(line, tenant.namespace, victim.name).until_ready()
-    for epoch in (1, 7):
-        moved = {"namespace": tenant.namespace, "epoch": epoch}
-        forged = plan_of(victim, tenant.namespace, functools.partial(_update, moved))
-        owner = {"apiVersion": "thunderfleet.io/v1alpha1", "kind": "ModelDeployment", "name": own.name, "controller": True}
-        forged["metadata"]["ownerReferences"] = [{**owner, "uid": own.get()["metadata"]["uid"], "blockOwnerDeletion": False}]
-        tenant.kubectl("delete", "configmap", forged["metadata"]["name"], "--ignore-not-found")
-        assert tenant.create(forged).returncode == 0
-    before = untouched(victim)
-    settled(line, deploy)
+    alike, own = (Deployment(line, tenant.namespace, name) for name in (victim.name, "own"))
+    tenant.make(*(manifest(tenant.namespace, one.name, spec) for one in (alike, own)))
+    tenant.must("create", "secret", "generic", "database", "--from-literal=password=x")
+    kept = line.json("get", "secret", "database", "-n", tenant.namespace)["metadata"]["uid"]
+    alike.until_ready()
     own.until_ready()
-    stolen = [secret["data"][field] for field in ("tls.key", "tls.crt")]
-    theirs = json.dumps(line.items("secrets", "-n", tenant.namespace))
-    assert "tls.key" in theirs and not [value for value in stolen if value in theirs]
-    assert untouched(victim) == before
-
-
-def test_a_plan_for_another_namespace_plants_no_pod_there(
-    line: Line, no_policies: None, victim: Deployment, tenant: Tenant, deploy: Deploy
-) -> None:
-    spec = victim.get()["spec"]
-    tenant.must("apply", "-f", "-", text=yamltext.dump(manifest(tenant.namespace, "own", spec)))
-    own = Deployment(line, tenant.namespace, "own").until_ready()
-    uid = own.get()["metadata"]["uid"]
-    before = {item["metadata"]["name"] for item in line.items("pods", "-n", "kube-system")}
+    elsewhere = {item["metadata"]["name"] for item in line.items("pods", "-n", "kube-system")}
 
     # A plan of another namespace is none of this deployment, so the other one is its newest in either case.
     plant = {"namespace": "kube-system", "modelPath": "/etc", "epoch": 9}
     redirect = {"modelPath": "/etc", "epoch": 8}
-    owner = {"apiVersion": "thunderfleet.io/v1alpha1", "kind": "ModelDeployment", "name": "own", "uid": uid}
     forged = [plan_of(own, tenant.namespace, functools.partial(_update, changes)) for changes in (plant, redirect)]
-    for item in forged:
-        item["metadata"]["ownerReferences"] = [{**owner, "controller": True}]
-        assert tenant.create(item).returncode == 0
-    tenant.must("delete", "pods", "-l", MANAGED, "--wait=false")
+    forged.append(plan_of(own, tenant.namespace, functools.partial(_update, {"epoch": 1}), "database"))
+    tenant.make(*(child_of(own, item) for item in forged))
+    for epoch in (1, 7):
+        moved = {"namespace": tenant.namespace, "epoch": epoch}
+        stolen = child_of(alike, plan_of(victim, tenant.namespace, functools.partial(_update, moved)))
+        tenant.kubectl("delete", "configmap", stolen["metadata"]["name"], "--ignore-not-found")
+        tenant.make(stolen)
+    tenant.must("delete", "pods", "-l", f"{MANAGED},thunderfleet.io/deployment=own", "--wait=false")
+    before = untouched(victim)
+
+    def of(one: Deployment, kind: str) -> list[Json]:
+        return line.items(kind, "-n", tenant.namespace, "-l", f"thunderfleet.io/deployment={one.name}")
+
+    def check() -> None:
+        theirs = json.dumps(line.items("secrets", "-n", tenant.namespace))
+        found = [field for field in ("tls.key", "tls.crt") if secret["data"][field] in theirs]
+        assert not found, "by the plans with the UID of the victim"
+        planted = {item["metadata"]["name"] for item in line.items("pods", "-n", "kube-system")} ^ elsewhere
+        assert not planted, "by the plan for another namespace"
+        volumes = [v for pod in line.items("pods", "-n", tenant.namespace) for v in pod["spec"].get("volumes", [])]
+        redirected = [volume for volume in volumes if volume.get("hostPath", {}).get("path") == "/etc"]
+        assert not redirected, "by the plan for a folder of the Mac"
+        assert untouched(victim) == before
+
     settled(line, deploy)
+    check()
+    alike.until_ready()
+    own.until(lambda: own.group().get("epoch") == 2, "a new epoch for the deleted pod")
     own.until_ready()
-    assert {item["metadata"]["name"] for item in line.items("pods", "-n", "kube-system")} == before
-    volumes = [v for pod in line.items("pods", "-n", tenant.namespace) for v in pod["spec"].get("volumes", [])]
-    assert volumes and not [volume for volume in volumes if volume.get("hostPath", {}).get("path") == "/etc"]
-
-
-def test_no_secret_is_deleted_for_its_name(
-    line: Line, no_policies: None, victim: Deployment, tenant: Tenant, deploy: Deploy
-) -> None:
-    spec = victim.get()["spec"]
-    tenant.must("apply", "-f", "-", text=yamltext.dump(manifest(tenant.namespace, "own", spec)))
-    own = Deployment(line, tenant.namespace, "own").until_ready()
-    tenant.must("create", "secret", "generic", "database", "--from-literal=password=x")
-    kept = line.json("get", "secret", "database", "-n", tenant.namespace)["metadata"]["uid"]
-    forged = plan_of(own, tenant.namespace, lambda plan: plan.update(epoch=1), "database")
-    owner = {"apiVersion": "thunderfleet.io/v1alpha1", "kind": "ModelDeployment", "name": "own", "controller": True}
-    forged["metadata"]["ownerReferences"] = [{**owner, "uid": own.get()["metadata"]["uid"]}]
-    assert tenant.create(forged).returncode == 0
+    check()
     # Old placements are cleaned up now.
     tenant.must("patch", "md", "own", "--type=merge", "-p", '{"spec": {"memory": {"contextTokens": 1024}}}')
-    until(lambda: own.group().get("epoch") == 2, "a new epoch", 90, describe=own.conditions)
+    own.until(lambda: own.group().get("epoch") == 3, "a new epoch for the new spec")
     own.until_ready()
-    settled(line, deploy)
-    assert line.json("get", "secret", "database", "-n", tenant.namespace)["metadata"]["uid"] == kept
+    check()
+    assert "tls.key" in json.dumps(of(alike, "secrets"))
+    assert [volume for pod in of(own, "pods") for volume in pod["spec"].get("volumes", [])]
+    now = line.json("get", "secret", "database", "-n", tenant.namespace)["metadata"]["uid"]
+    assert now == kept, "by the plan with the name of the Secret"
 
 
 # --- upgrades ----------------------------------------------------------------------------------------------------------

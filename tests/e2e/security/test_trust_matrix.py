@@ -27,6 +27,7 @@ from thunderfleet_kubelet.bootstrap.certificate_work import new_key, signing_req
 from thunderfleet_lib.csr.names import SERVING_SIGNER
 from thunderfleet_lib.host.hostcmd import Host
 from thunderfleet_localcluster.client.cluster import Cluster
+from thunderfleet_localcluster.models import tinymodel
 
 from tests.support import yamltext
 from tests.support.api import OURS
@@ -44,7 +45,10 @@ AT_ONCE = 8
 SECONDS = 30.0
 ROUNDS_SECONDS = 180.0
 """For two rounds of all questions, on a slow machine too."""
+PROMPT = tinymodel.MESSAGES[0]["content"]
 API_KEY = "matrix-api-key"
+OTHER_KEYS = {"alice": "open sesame", "bob": "12345"}
+"""In the same Secret."""
 ACTIONS = [action for actions in API.values() for action in actions]
 KNOCKS = [knock for knocks in PORTS.values() for knock in knocks]
 LOCAL_ONLY = ("etcd", "scheduler", "controllers")
@@ -232,7 +236,8 @@ def subject(line: Line, the_pair: Deployment, tmp_path_factory: pytest.TempPathF
     with contextlib.ExitStack() as stack:
         keyed = line.deploy("keyed", nodes={"min": 1, "max": 1}, server={"apiKeySecret": "keys"}, benchmark={})
         stack.callback(line.forget, keyed)
-        keyed.kubectl("create", "secret", "generic", "keys", f"--from-literal=matrix={API_KEY}")
+        keys = [f"--from-literal={name}={key}" for name, key in (("matrix", API_KEY), *OTHER_KEYS.items())]
+        keyed.kubectl("create", "secret", "generic", "keys", *keys)
         found = Subject(line, group, keyed, keyed.namespace)
         names = ("matrix-edit", "matrix-view", "matrix-author")
         stack.callback(
@@ -451,6 +456,17 @@ def test_who_is_answered(one: Knock, subject: Subject, knocked: Cells) -> None:
     if one.at in LOCAL_ONLY and subject.cluster.network != "namespaces":
         pytest.skip("on loopback addresses every program can be reached; test_localcluster asks them")
     assert differences(knocked[one.id], one.expected) == []
+
+
+def test_a_gateway_tells_strangers_what_it_wants_and_accepts_each_key(subject: Subject) -> None:
+    keyed = subject.keyed
+    for path in ("models", "chat/completions"):
+        refused = subject.line.request(f"{keyed.endpoint}/{path}")
+        assert refused.status == 401, refused.body
+        assert "Authorization: Bearer" in refused.json["error"]["message"]
+    assert keyed.ask(PROMPT, 1, "wrong").status == 401
+    for key in OTHER_KEYS.values():
+        assert keyed.ask(PROMPT, 1, key).status == 200
 
 
 # Run on a machine: TCP sockets that listen, as address and port, and UNIX sockets that do.

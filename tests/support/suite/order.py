@@ -60,7 +60,7 @@ GROUPS = {
         "e2e/placement/test_relay",
         "e2e/security/test_forgery",
     ),
-    # The last one changes the Macs' addresses.
+    # The last one changes the Macs' addresses. Before it, test_weights leaves the values of a hub that has ended.
     "second desk": (
         "e2e/routing/test_router",
         "e2e/routing/test_hpa",

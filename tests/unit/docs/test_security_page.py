@@ -405,17 +405,19 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     ),
     "writes a plan, or copies one": (
         f"{FORGERY}::test_a_plan_is_valid_for_one_group_and_epoch_only",
-        f"{LIVE_FORGERY}::test_a_plan_with_the_uid_of_a_victim_yields_no_key",
+        f"{LIVE_FORGERY}::test_forged_plans_of_a_tenant_yield_no_key_plant_no_pod_and_delete_no_secret",
     ),
     "creates an earlier plan": (f"{FORGERY}::test_an_old_plan_does_not_come_back",),
-    "creates a pod that requests a whole Mac": (f"{LIVE_FORGERY}::test_a_forged_plan_claims_no_memory",),
+    "creates a pod that requests a whole Mac": (
+        f"{LIVE_FORGERY}::test_a_forged_plan_claims_no_memory_and_an_odd_annotation_stops_no_placement",
+    ),
     "changes or deletes a plan": (f"{FORGERY}::test_labels_taken_off_a_plan_replace_the_group_and_nothing_else", "plan-delete"),
     "creates objects with names that a group needs": (
         f"{FORGERY}::test_pods_of_somebody_else_with_the_names_of_a_placement_are_avoided",
         f"{FORGERY}::test_a_placement_whose_names_are_all_taken_says_so",
     ),
     "gives a pod annotations that no program can read": (
-        f"{LIVE_FORGERY}::test_an_odd_annotation_stops_no_placement",
+        f"{LIVE_FORGERY}::test_a_forged_plan_claims_no_memory_and_an_odd_annotation_stops_no_placement",
         "unit/operator/watch/test_generated_objects.py::test_any_pod_is_read",
         "unit/kubelet/pods/test_pods_running.py::test_a_pod_that_was_deleted_by_force_ends_whatever_its_grace_period",
     ),
@@ -448,7 +450,9 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "md-status",
         f"{LIVE_FORGERY}::test_look_alikes_are_refused",
     ),
-    "`operator.reserveObjects: false` omits": (f"{LIVE_FORGERY}::test_a_forged_plan_claims_no_memory",),
+    "`operator.reserveObjects: false` omits": (
+        f"{LIVE_FORGERY}::test_a_forged_plan_claims_no_memory_and_an_odd_annotation_stops_no_placement",
+    ),
     "Labeled objects then use memory": (f"{FORGERY}::test_labelled_config_maps_of_a_megabyte_take_little_memory",),
     "Do not grant permission": ADVICE,
     "The operator's key is the Secret": ("operator-key",),
