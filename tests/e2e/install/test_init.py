@@ -354,16 +354,36 @@ def test_strangers_get_nothing_from_the_ports_of_a_control_plane(macs: tuple[Mac
         assert knock(first, address, "/metrics") in ("401", "403")
 
 
-def test_another_mac_joins(macs: tuple[Mac, Mac], only_route: Path) -> None:
+@pytest.fixture(scope="module")
+def join_line(macs: tuple[Mac, Mac]) -> str:
+    """With what another Mac joins the first cluster."""
+    (found,) = re.findall(r"tf1-[\w-]+", macs[0].run(macs[0].program, "init"))
+    return str(found)
+
+
+def kill_join_at(mac: Mac, line: str, *steps: str) -> None:
+    """Kills `join` at each of these steps."""
+    file = mac.machine.folder / "line"
+    file.write_text(line)
+    for step in steps:
+        mac.killed_at(step, "join", "--token-file", str(file), "--config", mac.config)
+
+
+@pytest.mark.usefixtures("only_route")
+@pytest.mark.parametrize("step", FEW_JOIN_STEPS)
+def test_the_first_join_is_killed(macs: tuple[Mac, Mac], join_line: str, step: str) -> None:
+    kill_join_at(macs[1], join_line, step)
+
+
+def test_another_mac_joins(macs: tuple[Mac, Mac], only_route: Path, join_line: str) -> None:
+    """Which completes what the killed ones have left."""
     first, second = macs
-    (line,) = re.findall(r"tf1-[\w-]+", first.run(first.program, "init"))
-    said = second.run(
-        second.python, "-c", WATCHED, line[-40:], second.program, "join", "-", "--config", second.config, text=line
-    )
+    watched = (second.python, "-c", WATCHED, join_line[-40:])
+    said = second.run(*watched, second.program, "join", "-", "--config", second.config, text=join_line)
     assert "this Mac is Node studio-2 and is Ready" in said
     assert "processes with the token: []" in said
     assert first.node_ready("studio-2")
-    again = second.run(second.program, "join", line)
+    again = second.run(second.program, "join", join_line)
     assert "joining" not in again and "is Ready" in again
     assert "has joined the cluster with the CA" in second.run(second.program, "init", code=1)
 
@@ -626,19 +646,15 @@ def test_two_macs_with_only_a_cable_serve_again_after_a_loss_of_power(cluster: C
     until(answers, "the group answers again", 180)
 
 
-@pytest.mark.parametrize(
-    "steps", [FEW_JOIN_STEPS, pytest.param(JOIN_STEPS, marks=pytest.mark.soak)], ids=["few steps", "every step"]
-)
-def test_a_join_that_is_killed_at_any_step_is_completed(macs: tuple[Mac, Mac], steps: tuple[str, ...]) -> None:
+@pytest.mark.soak
+def test_a_join_that_is_killed_at_any_step_is_completed(macs: tuple[Mac, Mac]) -> None:
+    """Over the cable alone."""
     first, second = macs
     second.run(second.program, "reset")
     first.kubectl("delete", "node", "studio-2")
     (line,) = re.findall(r"tf1-[\w-]+", first.run(first.program, "init"))
-    file = second.machine.folder / "line"
-    file.write_text(line)
-    join = ("join", "--token-file", str(file), "--config", second.config)
-    for step in steps:
-        second.killed_at(step, *join)
+    kill_join_at(second, line, *JOIN_STEPS)
+    join = ("join", "--token-file", str(second.machine.folder / "line"), "--config", second.config)
     assert "this Mac is Node studio-2 and is Ready" in second.run(second.program, *join)
     assert first.node_ready("studio-2")
     until(second.has_separate_ports, "no port is in a bridge", 180)
