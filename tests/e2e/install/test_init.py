@@ -261,6 +261,15 @@ def test_this_machine_reaches_the_control_plane_of_a_mac(cluster: Cluster, macs:
         cluster.token()
 
 
+@pytest.fixture(scope="module")
+def own_values(macs: tuple[Mac, Mac]) -> None:
+    """Sets values of the chart, as users may. No test looks at benchmarks, which take processor time."""
+    chart = str(Path(__file__).resolve().parents[3] / "charts/thunderfleet")
+    values = "dashboard.enabled=false,agent.measure.enabled=false"
+    macs[0].helm("upgrade", "thunderfleet", chart, "--reuse-values", "--set", values)
+
+
+@pytest.mark.usefixtures("own_values")
 def test_the_operator_and_the_agent_run(macs: tuple[Mac, Mac]) -> None:
     def ready() -> bool:
         listed = macs[0].kubectl("get", "pods", "-n", "thunderfleet-system", "--no-headers")
@@ -391,11 +400,10 @@ def test_another_mac_joins(macs: tuple[Mac, Mac], only_route: Path, join_line: s
 # From here to the test of the ports, the other Mac waits for its lost API server: about a minute.
 
 
+@pytest.mark.usefixtures("own_values")
 def test_init_again_changes_nothing(macs: tuple[Mac, Mac]) -> None:
     mac = macs[0]
     before = mac.pids()
-    chart = str(Path(__file__).resolve().parents[3] / "charts/thunderfleet")
-    mac.helm("upgrade", "thunderfleet", chart, "--reuse-values", "--set", "dashboard.enabled=false")
     said = mac.run(mac.program, "init")
     assert json.loads(mac.helm("get", "values", "thunderfleet", "-o", "json"))["dashboard"] == {"enabled": False}
     assert "[certificates] new: none" in said
@@ -622,7 +630,7 @@ def test_init_after_reset_is_another_cluster_which_needs_only_a_cable(cluster: C
 def test_two_macs_with_only_a_cable_serve_again_after_a_loss_of_power(cluster: Cluster, macs: tuple[Mac, Mac]) -> None:
     """The ports are back in their bridge when a Mac starts, and without the service of the bridge nothing has an address."""
     first, second = macs
-    values = f"agent.modelFolders={{{cluster.models}}},agent.modelsIntervalSeconds=2"
+    values = f"agent.modelFolders={{{cluster.models}}},agent.modelsIntervalSeconds=2,agent.measure.enabled=false"
     chart = str(Path(__file__).resolve().parents[3] / "charts/thunderfleet")
     first.helm("upgrade", "thunderfleet", chart, "--reuse-values", "--set", values)
     tinymodel.make(cluster.models / "nobody/tiny")
