@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import tarfile
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from thunderfleet_localcluster.cluster_folder import ClusterFolder
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.network.namespaces import can_isolate
 
+from tests.support.kubelets import Fleet, container, pod
 from tests.support.network.proxy import proxy_headers
 from tests.support.suite.tiers import quick
 from tests.support.waiting import until
@@ -96,11 +98,14 @@ def ports_of(cluster: Cluster) -> tuple[int, ...]:
 
 
 @pytest.fixture(scope="module", params=MODES)
-def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A cluster in one mode. pytest runs all tests of a mode before those of the next, in the order of this file."""
     mode: Network = request.param
-    with Cluster.start(FLEET, name=mode, directory=tmp_path_factory.mktemp(mode), network=mode) as started:
-        yield started
+    with tempfile.TemporaryDirectory(prefix=f"{mode}-") as folder:
+        # Pods have users of their own, to whom the folders of pytest are closed.
+        Path(folder).chmod(0o755)
+        with Cluster.start(FLEET, name=mode, directory=Path(folder), network=mode) as started:
+            yield started
 
 
 def test_every_machine_is_a_ready_node(cluster: Cluster) -> None:
@@ -484,6 +489,16 @@ def test_up_and_down_by_command(cluster: Cluster, tmp_path: Path) -> None:
     run("status", *where, code=1)
     machines = cluster.status()["machines"]
     assert all(item["node"] == "Ready" and item["kubelet"] for item in machines), machines
+
+
+@pytest.mark.parametrize("cluster", LOOPBACK, indirect=True)
+def test_loopback_network_runs_pods_too(cluster: Cluster) -> None:
+    """Machines without network namespaces. The pod runs until the cluster ends."""
+    fleet = Fleet(cluster, Path())
+    fleet.apply(pod("here", [container(cluster.image, "echo hello; sleep 3600")], node="linux-1"))
+    fleet.running("here")
+    assert fleet.until_logged("here", "hello\n") == "hello\n"
+    assert fleet.exec("here", "cat", text="through") == "through"
 
 
 # -- ends --------------------------------------------------------------------------------------------------------------------
