@@ -261,6 +261,15 @@ def test_this_machine_reaches_the_control_plane_of_a_mac(cluster: Cluster, macs:
         cluster.token()
 
 
+@pytest.fixture(scope="module")
+def own_values(macs: tuple[Mac, Mac]) -> None:
+    """Sets values of the chart, as users may. No test looks at benchmarks, which take processor time."""
+    chart = str(Path(__file__).resolve().parents[3] / "charts/thunderfleet")
+    values = "dashboard.enabled=false,agent.measure.enabled=false"
+    macs[0].helm("upgrade", "thunderfleet", chart, "--reuse-values", "--set", values)
+
+
+@pytest.mark.usefixtures("own_values")
 def test_the_operator_and_the_agent_run(macs: tuple[Mac, Mac]) -> None:
     def ready() -> bool:
         listed = macs[0].kubectl("get", "pods", "-n", "thunderfleet-system", "--no-headers")
@@ -354,16 +363,36 @@ def test_strangers_get_nothing_from_the_ports_of_a_control_plane(macs: tuple[Mac
         assert knock(first, address, "/metrics") in ("401", "403")
 
 
-def test_another_mac_joins(macs: tuple[Mac, Mac], only_route: Path) -> None:
+@pytest.fixture(scope="module")
+def join_line(macs: tuple[Mac, Mac]) -> str:
+    """With what another Mac joins the first cluster."""
+    (found,) = re.findall(r"tf1-[\w-]+", macs[0].run(macs[0].program, "init"))
+    return str(found)
+
+
+def kill_join_at(mac: Mac, line: str, *steps: str) -> None:
+    """Kills `join` at each of these steps."""
+    file = mac.machine.folder / "line"
+    file.write_text(line)
+    for step in steps:
+        mac.killed_at(step, "join", "--token-file", str(file), "--config", mac.config)
+
+
+@pytest.mark.usefixtures("only_route")
+@pytest.mark.parametrize("step", FEW_JOIN_STEPS)
+def test_the_first_join_is_killed(macs: tuple[Mac, Mac], join_line: str, step: str) -> None:
+    kill_join_at(macs[1], join_line, step)
+
+
+def test_another_mac_joins(macs: tuple[Mac, Mac], only_route: Path, join_line: str) -> None:
+    """Which completes what the killed ones have left."""
     first, second = macs
-    (line,) = re.findall(r"tf1-[\w-]+", first.run(first.program, "init"))
-    said = second.run(
-        second.python, "-c", WATCHED, line[-40:], second.program, "join", "-", "--config", second.config, text=line
-    )
+    watched = (second.python, "-c", WATCHED, join_line[-40:])
+    said = second.run(*watched, second.program, "join", "-", "--config", second.config, text=join_line)
     assert "this Mac is Node studio-2 and is Ready" in said
     assert "processes with the token: []" in said
     assert first.node_ready("studio-2")
-    again = second.run(second.program, "join", line)
+    again = second.run(second.program, "join", join_line)
     assert "joining" not in again and "is Ready" in again
     assert "has joined the cluster with the CA" in second.run(second.program, "init", code=1)
 
@@ -371,11 +400,10 @@ def test_another_mac_joins(macs: tuple[Mac, Mac], only_route: Path) -> None:
 # From here to the test of the ports, the other Mac waits for its lost API server: about a minute.
 
 
+@pytest.mark.usefixtures("own_values")
 def test_init_again_changes_nothing(macs: tuple[Mac, Mac]) -> None:
     mac = macs[0]
     before = mac.pids()
-    chart = str(Path(__file__).resolve().parents[3] / "charts/thunderfleet")
-    mac.helm("upgrade", "thunderfleet", chart, "--reuse-values", "--set", "dashboard.enabled=false")
     said = mac.run(mac.program, "init")
     assert json.loads(mac.helm("get", "values", "thunderfleet", "-o", "json"))["dashboard"] == {"enabled": False}
     assert "[certificates] new: none" in said
@@ -602,7 +630,7 @@ def test_init_after_reset_is_another_cluster_which_needs_only_a_cable(cluster: C
 def test_two_macs_with_only_a_cable_serve_again_after_a_loss_of_power(cluster: Cluster, macs: tuple[Mac, Mac]) -> None:
     """The ports are back in their bridge when a Mac starts, and without the service of the bridge nothing has an address."""
     first, second = macs
-    values = f"agent.modelFolders={{{cluster.models}}},agent.modelsIntervalSeconds=2"
+    values = f"agent.modelFolders={{{cluster.models}}},agent.modelsIntervalSeconds=2,agent.measure.enabled=false"
     chart = str(Path(__file__).resolve().parents[3] / "charts/thunderfleet")
     first.helm("upgrade", "thunderfleet", chart, "--reuse-values", "--set", values)
     tinymodel.make(cluster.models / "nobody/tiny")
@@ -626,19 +654,15 @@ def test_two_macs_with_only_a_cable_serve_again_after_a_loss_of_power(cluster: C
     until(answers, "the group answers again", 180)
 
 
-@pytest.mark.parametrize(
-    "steps", [FEW_JOIN_STEPS, pytest.param(JOIN_STEPS, marks=pytest.mark.soak)], ids=["few steps", "every step"]
-)
-def test_a_join_that_is_killed_at_any_step_is_completed(macs: tuple[Mac, Mac], steps: tuple[str, ...]) -> None:
+@pytest.mark.soak
+def test_a_join_that_is_killed_at_any_step_is_completed(macs: tuple[Mac, Mac]) -> None:
+    """Over the cable alone."""
     first, second = macs
     second.run(second.program, "reset")
     first.kubectl("delete", "node", "studio-2")
     (line,) = re.findall(r"tf1-[\w-]+", first.run(first.program, "init"))
-    file = second.machine.folder / "line"
-    file.write_text(line)
-    join = ("join", "--token-file", str(file), "--config", second.config)
-    for step in steps:
-        second.killed_at(step, *join)
+    kill_join_at(second, line, *JOIN_STEPS)
+    join = ("join", "--token-file", str(second.machine.folder / "line"), "--config", second.config)
     assert "this Mac is Node studio-2 and is Ready" in second.run(second.program, *join)
     assert first.node_ready("studio-2")
     until(second.has_separate_ports, "no port is in a bridge", 180)

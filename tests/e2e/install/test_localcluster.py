@@ -12,10 +12,10 @@ import stat
 import subprocess
 import sys
 import tarfile
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -23,11 +23,12 @@ from urllib.parse import urlsplit
 import pytest
 from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.client.control import running
-from thunderfleet_localcluster.client.launch import kubelet_command
+from thunderfleet_localcluster.client.launch import Network, kubelet_command
 from thunderfleet_localcluster.cluster_folder import ClusterFolder
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.network.namespaces import can_isolate
 
+from tests.support.kubelets import Fleet, container, pod
 from tests.support.network.proxy import proxy_headers
 from tests.support.suite.tiers import quick
 from tests.support.waiting import until
@@ -42,10 +43,9 @@ cables:
 - {a: studio-1:2, b: studio-2:2, speed: 40, through: Some Hub, rateMbps: 100}
 """
 NO_NAMESPACES = can_isolate()
-MODES = [
-    pytest.param("namespaces", marks=pytest.mark.skipif(NO_NAMESPACES is not None, reason=str(NO_NAMESPACES))),
-    "loopback",
-]
+NAMESPACES = [pytest.param("namespaces", marks=pytest.mark.skipif(NO_NAMESPACES is not None, reason=str(NO_NAMESPACES)))]
+LOOPBACK = [pytest.param("loopback")]
+MODES = NAMESPACES + LOOPBACK
 
 
 def left_of(folder: Path, but: int = 0) -> list[str]:
@@ -97,28 +97,15 @@ def ports_of(cluster: Cluster) -> tuple[int, ...]:
     return tuple(int(address.rsplit(":", 1)[1]) for address in (cluster.server, cluster.proxy))
 
 
-@dataclass(frozen=True)
-class Clusters:
-    """The clusters of this module; all of them run at once."""
-
-    by_mode: dict[str, Cluster]
-
-
-@pytest.fixture(scope="module")
-def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clusters]:
-    with contextlib.ExitStack() as stack:
-        found = {}
-        for mode in ("namespaces", "loopback"):
-            if mode == "loopback" or NO_NAMESPACES is None:
-                folder = tmp_path_factory.mktemp(mode)
-                started = Cluster.start(FLEET, name=mode, directory=folder, network=mode)
-                found[mode] = stack.enter_context(started)
-        yield Clusters(found)
-
-
-@pytest.fixture(params=MODES)
-def cluster(request: pytest.FixtureRequest, clusters: Clusters) -> Cluster:
-    return clusters.by_mode[str(request.param)]
+@pytest.fixture(scope="module", params=MODES)
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A cluster in one mode. pytest runs all tests of a mode before those of the next, in the order of this file."""
+    mode: Network = request.param
+    with tempfile.TemporaryDirectory(prefix=f"{mode}-") as folder:
+        # Pods have users of their own, to whom the folders of pytest are closed.
+        Path(folder).chmod(0o755)
+        with Cluster.start(FLEET, name=mode, directory=Path(folder), network=mode) as started:
+            yield started
 
 
 def test_every_machine_is_a_ready_node(cluster: Cluster) -> None:
@@ -199,9 +186,9 @@ print(json.dumps(found))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_another_user_gets_no_answer_from_any_port(clusters: Clusters) -> None:
+@pytest.mark.parametrize("cluster", LOOPBACK, indirect=True)
+def test_another_user_gets_no_answer_from_any_port(cluster: Cluster) -> None:
     """In loopback mode every user of the machine reaches etcd, API server, controllers and kubelets."""
-    cluster = clusters.by_mode["loopback"]
     network = f"{cluster.machines['studio-1'].address.rpartition('.')[0]}."
 
     def listeners() -> set[str]:
@@ -268,10 +255,8 @@ def test_tokens_of_machines_are_spent_and_new_ones_join(cluster: Cluster, tmp_pa
     assert [condition["type"] for item in mine for condition in item["status"]["conditions"]] == ["Approved"]
 
 
-def test_recorded_commands_say_what_the_kernel_has(clusters: Clusters) -> None:
-    if "namespaces" not in clusters.by_mode:
-        pytest.skip(str(NO_NAMESPACES))
-    cluster = clusters.by_mode["namespaces"]
+@pytest.mark.parametrize("cluster", NAMESPACES, indirect=True)
+def test_recorded_commands_say_what_the_kernel_has(cluster: Cluster) -> None:
     for name in ("studio-1", "studio-2"):
         machine = cluster.machines[name]
         printed = machine.run(["ifconfig", "-a"]).stdout
@@ -467,6 +452,55 @@ def test_the_support_archive_holds_no_secret(cluster: Cluster, tmp_path: Path) -
     cluster.kubectl("delete", "pod/leaky", "secret/planted", "--wait=false")
 
 
+@pytest.mark.parametrize("cluster", LOOPBACK, indirect=True)
+def test_up_and_down_by_command(cluster: Cluster, tmp_path: Path) -> None:
+    """Beside another cluster, which goes on."""
+
+    def run(*argv: str, code: int = 0) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "thunderfleet_cli", "local", *argv],
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        return done.stdout
+
+    where = ("--dir", str(tmp_path / "cluster"), "--name", "commands")
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text(FLEET)
+    assert "export KUBECONFIG=" in run("up", str(fleet), *where)
+    started = Cluster.attach("commands", tmp_path / "cluster")
+    ports = ports_of(started)
+    assert "studio-1" in run("status", *where) and json.loads(run("status", "-o", "json", *where))["running"]
+    assert json.loads(run("kubeconfig", *where))["clusters"][0]["cluster"]["server"] == started.server
+    assert re.fullmatch(
+        r"thunderfleet-kubelet join --server https://127\.0\.0\.1:\d+ "
+        r"--token [a-z0-9]{6}\.[a-z0-9]{16} --ca-hash sha256:[0-9a-f]{64}\n",
+        run("token", *where),
+    )
+    assert run("machine", "exec", *where, "studio-1", "--", "sw_vers", "-productVersion") == "26.3\n"
+    assert "linux-1" in run("node", *where, "remove", "linux-1")
+    run("down", *where)
+    assert_nothing_left(tmp_path / "cluster", ports)
+    run("down", *where)
+    assert sorted(path.name for path in (tmp_path / "cluster").iterdir()) == ["logs"]
+    run("status", *where, code=1)
+    machines = cluster.status()["machines"]
+    assert all(item["node"] == "Ready" and item["kubelet"] for item in machines), machines
+
+
+@pytest.mark.parametrize("cluster", LOOPBACK, indirect=True)
+def test_loopback_network_runs_pods_too(cluster: Cluster) -> None:
+    """Machines without network namespaces. The pod runs until the cluster ends."""
+    fleet = Fleet(cluster, Path())
+    fleet.apply(pod("here", [container(cluster.image, "echo hello; sleep 3600")], node="linux-1"))
+    fleet.running("here")
+    assert fleet.until_logged("here", "hello\n") == "hello\n"
+    assert fleet.exec("here", "cat", text="through") == "through"
+
+
 # -- ends --------------------------------------------------------------------------------------------------------------------
 
 _PARENT = """
@@ -480,7 +514,7 @@ time.sleep(600)
 
 
 def test_a_killed_supervisor_leaves_nothing(cluster: Cluster) -> None:
-    """The last test of these clusters."""
+    """The last test of this cluster."""
     folder, ports = cluster.folder.root, ports_of(cluster)
     assert left_of(folder)
     os.kill(cluster.pid, signal.SIGKILL)
@@ -533,40 +567,6 @@ def test_ctrl_c_in_the_middle_of_up_leaves_nothing(mode: str, moment: str, tmp_p
         _, said = process.communicate(timeout=60)
         assert process.returncode == 130, said
     assert_nothing_left(folder)
-
-
-def test_up_and_down_by_command(tmp_path: Path) -> None:
-    def run(*argv: str, code: int = 0) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "thunderfleet_cli", "local", *argv],
-            capture_output=True,
-            text=True,
-            timeout=180,
-            check=False,
-        )
-        assert done.returncode == code, done.stderr
-        return done.stdout
-
-    where = ("--dir", str(tmp_path / "cluster"), "--name", "commands")
-    fleet = tmp_path / "fleet.yaml"
-    fleet.write_text(FLEET)
-    assert "export KUBECONFIG=" in run("up", str(fleet), *where)
-    cluster = Cluster.attach("commands", tmp_path / "cluster")
-    ports = ports_of(cluster)
-    assert "studio-1" in run("status", *where) and json.loads(run("status", "-o", "json", *where))["running"]
-    assert json.loads(run("kubeconfig", *where))["clusters"][0]["cluster"]["server"] == cluster.server
-    assert re.fullmatch(
-        r"thunderfleet-kubelet join --server https://127\.0\.0\.1:\d+ "
-        r"--token [a-z0-9]{6}\.[a-z0-9]{16} --ca-hash sha256:[0-9a-f]{64}\n",
-        run("token", *where),
-    )
-    assert run("machine", "exec", *where, "studio-1", "--", "sw_vers", "-productVersion") == "26.3\n"
-    assert "linux-1" in run("node", *where, "remove", "linux-1")
-    run("down", *where)
-    assert_nothing_left(tmp_path / "cluster", ports)
-    run("down", *where)
-    assert sorted(path.name for path in (tmp_path / "cluster").iterdir()) == ["logs"]
-    run("status", *where, code=1)
 
 
 def test_a_control_plane_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

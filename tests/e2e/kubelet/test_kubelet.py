@@ -1,38 +1,16 @@
 """How a kubelet joins, and what its Node says, on the real control plane as users see it."""
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
 from cryptography import x509
 from cryptography.x509.oid import NameOID
-from thunderfleet_localcluster.client.cluster import Cluster
-from thunderfleet_localcluster.client.control import remove
 from thunderfleet_localcluster.client.launch import kubelet_command
 
-from tests.support.kubelets import LINUX, MAC, ROOT, Fleet, container, pod
+from tests.support.kubelets import LINUX, MAC, ROOT, Fleet
 from tests.support.waiting import until
-
-LONE_FLEET = "machines: [{name: kube-one, kind: linux}]\n"
-
-
-def test_loopback_network_runs_pods_too() -> None:
-    """Machines without network namespaces, in a cluster of their own."""
-    cluster = Cluster.start(LONE_FLEET, name=f"kube-lo-{os.getpid()}", network="loopback")
-    try:
-        fleet = Fleet(cluster, Path())
-        fleet.apply(pod("here", [container(cluster.image, "echo hello; sleep 3600")], node="kube-one"))
-        fleet.running("here")
-        assert fleet.until_logged("here", "hello\n") == "hello\n"
-        assert fleet.exec("here", "cat", text="through") == "through"
-    finally:
-        cluster.stop()
-        remove(cluster.folder, everything=True)
-
-
-# Joining
 
 
 def test_joined_node_says_what_it_is(fleet: Fleet) -> None:

@@ -23,33 +23,6 @@ def numbers_of(fleet: Fleet, name: str) -> list[int]:
     return [int(number) for number in re.findall(r"^tick (\d+)$", fleet.log(name), re.MULTILINE)]
 
 
-@pytest.mark.parametrize("how", ["killed", "upgraded"])
-def test_containers_outlive_their_kubelet(fleet: Fleet, how: str) -> None:
-    machine = fleet.cluster.machines[MAC]
-    before = fleet.running("stays")
-    printed = until(lambda: re.findall(r"^I am (\d+)$", fleet.log("stays"), re.MULTILINE), "it says who it is")
-    main = next(pid for pid in alive_with(before["metadata"]["uid"]) if own_number(pid) == int(printed[0]))
-    last = until(lambda: numbers_of(fleet, "stays"), "it ticks")[-1]
-    if how == "killed":
-        machine.kill_kubelet()
-    else:
-        machine.stop_kubelet()
-    log = next(machine.folder.glob(f"kubelet/pods/{before['metadata']['uid']}/logs/main/0.log"))
-    size = log.stat().st_size
-    until(lambda: log.stat().st_size > size, "the container writes on by itself")
-    machine.start_kubelet()
-    until(lambda: fleet.kubectl("logs", "stays", "--tail=1", check=False).returncode == 0, "its log is served again")
-    until(lambda: numbers_of(fleet, "stays")[-1] > last, "the log goes on")
-    numbers = numbers_of(fleet, "stays")
-    assert numbers == list(range(numbers[-1] + 1))
-    after = fleet.pod("stays")
-    assert first(after)["restartCount"] == 0
-    assert first(after)["containerID"] == first(before)["containerID"]
-    assert first(after)["state"] == first(before)["state"]
-    assert main in alive_with(after["metadata"]["uid"])
-    assert fleet.exec("stays", "echo", "still here") == "still here\n"
-
-
 UNTIL_GO = 'i=0; while [ ! -e "$HOME/go" ]; do echo tick $i; i=$((i+1)); sleep 0.1; done; exit 7'
 GRACE_SECONDS = 180.0
 """More than the controller manager waits for a silent kubelet."""
@@ -94,9 +67,38 @@ def has_lost_nothing(fleet: Fleet, name: str, folder: Path) -> None:
     assert shown.splitlines() == [f"tick {number}" for number in range(written)]
 
 
+def has_gone_on(fleet: Fleet, before: Json, main: int, last: int) -> None:
+    """The pod ``stays``, its process and its log, which showed the tick ``last`` before the outage."""
+    until(lambda: fleet.kubectl("logs", "stays", "--tail=1", check=False).returncode == 0, "its log is served again")
+    until(lambda: numbers_of(fleet, "stays")[-1] > last, "the log goes on")
+    numbers = numbers_of(fleet, "stays")
+    assert numbers == list(range(numbers[-1] + 1))
+    after = fleet.pod("stays")
+    assert first(after)["restartCount"] == 0
+    assert first(after)["containerID"] == first(before)["containerID"]
+    assert first(after)["state"] == first(before)["state"]
+    assert main in alive_with(after["metadata"]["uid"])
+    assert fleet.exec("stays", "echo", "still here") == "still here\n"
+
+
+def has_failed_in_init(fleet: Fleet, name: str, folder: Path) -> None:
+    """The signal, each line and the last words of the pod's init container."""
+    status = fleet.await_pod(name, lambda one: one["status"]["phase"] == "Failed", "it has failed")["status"]
+    ended = status["initContainerStatuses"][0]["state"]["terminated"]
+    assert (ended["exitCode"], ended["signal"]) == (137, 9)
+    ticks = (folder / "logs/init/0.log").read_text().count(" tick ")
+    lines = [*(f"tick {number}" for number in range(ticks)), "last words"]
+    assert fleet.kubectl("logs", name, "-c", "init").stdout.splitlines() == lines
+    assert ended["message"].splitlines() == lines[-len(ended["message"].splitlines()) :]
+
+
 @pytest.mark.parametrize("how", ["killed", "upgraded"])
-def test_what_ends_without_a_kubelet_is_reported_by_the_next(fleet: Fleet, how: str) -> None:
+def test_containers_outlive_their_kubelet_and_the_next_reports_those_that_end(fleet: Fleet, how: str) -> None:
     machine, name = fleet.cluster.machines[MAC], f"init-{how}"
+    before = fleet.running("stays")
+    printed = until(lambda: re.findall(r"^I am (\d+)$", fleet.log("stays"), re.MULTILINE), "it says who it is")
+    main = next(pid for pid in alive_with(before["metadata"]["uid"]) if own_number(pid) == int(printed[0]))
+    log = next(machine.folder.glob(f"kubelet/pods/{before['metadata']['uid']}/logs/main/0.log"))
     # Kubernetes makes one dollar sign of two.
     dies = UNTIL_GO.replace("exit 7", "echo last words; kill -KILL $$$$")
     init = container(fleet.cluster.image, dies, name="init", terminationMessagePolicy="FallbackToLogsOnError")
@@ -104,24 +106,22 @@ def test_what_ends_without_a_kubelet_is_reported_by_the_next(fleet: Fleet, how: 
     until(lambda: "tick" in fleet.kubectl("logs", name, "-c", "init", check=False).stdout, "its init container ticks")
     of_init = machine.folder / "kubelet/pods" / fleet.pod(name)["metadata"]["uid"]
     with that_ends(fleet, f"ends-{how}") as end:
+        last = until(lambda: numbers_of(fleet, "stays"), "it ticks")[-1]
         if how == "killed":
             machine.kill_kubelet()
         else:
             machine.stop_kubelet()
         try:
+            size = log.stat().st_size
+            until(lambda: log.stat().st_size > size, "the container that stays writes on by itself")
             folder = end()
             (of_init / "containers/init/sandbox/0/go").touch()
             until((of_init / "containers/init/0/exit.json").exists, "its shim has recorded its end")
         finally:
             machine.start_kubelet()
+        has_gone_on(fleet, before, main, last)
         has_lost_nothing(fleet, f"ends-{how}", folder)
-    status = fleet.await_pod(name, lambda one: one["status"]["phase"] == "Failed", "it has failed")["status"]
-    ended = status["initContainerStatuses"][0]["state"]["terminated"]
-    assert (ended["exitCode"], ended["signal"]) == (137, 9)
-    ticks = (of_init / "logs/init/0.log").read_text().count(" tick ")
-    lines = [*(f"tick {number}" for number in range(ticks)), "last words"]
-    assert fleet.kubectl("logs", name, "-c", "init").stdout.splitlines() == lines
-    assert ended["message"].splitlines() == lines[-len(ended["message"].splitlines()) :]
+    has_failed_in_init(fleet, name, of_init)
     fleet.kubectl("delete", "pod", name, "--wait=false")
 
 

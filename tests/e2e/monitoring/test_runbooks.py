@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from thunderfleet_cli.cli import main
 from thunderfleet_crds.names import ANNOTATION_BACKUP
 from thunderfleet_lib.csr.rules import CONTROL_PLANE_LABEL
 
@@ -65,10 +66,21 @@ def test_a_command_of_kubectl(line: Line, pair: Deployment, one: Command) -> Non
 
 
 @pytest.mark.parametrize("one", views(), ids=lambda one: " ".join(one.words))
-def test_a_command_of_the_plugin(line: Line, pair: Deployment, one: Command) -> None:
+def test_a_command_of_the_plugin(
+    line: Line, pair: Deployment, one: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process, because most of a command's time is the start of the program."""
+    monkeypatch.setenv("KUBECONFIG", str(line.cluster.kubeconfig))
     words = list(one.words) if one.words[0] == "model" else filled(one, line, pair)
+    status = main(words)
+    said = capsys.readouterr()
+    assert status == 0 and said.out, said.err
+
+
+def test_a_command_of_the_plugin_as_a_program(line: Line, pair: Deployment) -> None:
+    one = next(one for one in views() if one.words[0] == "status")
     done = subprocess.run(
-        [sys.executable, "-m", "thunderfleet_cli", *words],
+        [sys.executable, "-m", "thunderfleet_cli", *filled(one, line, pair)],
         env={**os.environ, "KUBECONFIG": str(line.cluster.kubeconfig)},
         capture_output=True,
         text=True,

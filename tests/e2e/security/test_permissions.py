@@ -151,7 +151,9 @@ def _certificate_is_requested(cluster: Cluster, mac: str) -> None:
 def test_every_right_is_used_and_none_is_missing(audited: Cluster) -> None:
     audit = Audit(audited.logs / "audit.log")
     tinymodel.make(audited.models / "thunderfleet" / "tiny-qwen2")
-    values = f"operator.replicas=1,agent.modelFolders={{{audited.models}}}"
+    # Agents that measure need no other right.
+    agent = f"agent.modelFolders={{{audited.models}}},agent.modelsIntervalSeconds=2,agent.measure.enabled=false"
+    values = f"operator.replicas=1,{agent}"
     audited.helm("install", "thunderfleet", str(CHART), "--namespace", NAMESPACE, "--create-namespace", "--set", values)
     tested = audited.helm("test", "thunderfleet", "--namespace", NAMESPACE, seconds=180)
     for line in ("ok: the API server serves", ": leader", "every Mac has a NodeProfile: studio-1, studio-2"):
