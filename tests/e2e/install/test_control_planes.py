@@ -15,7 +15,7 @@ from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.client.control import remove
 
 from tests.support.install.installed import SECONDS, Mac
-from tests.support.line import CHART, condition
+from tests.support.line import condition
 from tests.support.waiting import until
 
 FLEET = """
@@ -130,8 +130,6 @@ def planes(macs: tuple[Mac, Mac, Mac]) -> Planes:
     """The second joins undisturbed; the third is killed when its line was used and its etcd has no vote yet."""
     first, second, third = macs
     first.init()
-    # No test looks at benchmarks, which take processor time.
-    first.helm("upgrade", "thunderfleet", str(CHART), "--reuse-values", "--set", "agent.measure.enabled=false")
     line = line_of(first)
     said_second, again = joins(second, line), joins(third, line, code=1)
     line = line_of(second)
