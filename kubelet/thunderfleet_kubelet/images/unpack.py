@@ -32,9 +32,9 @@ MAX_NAMES = 128 * 1024**2
 MAX_KNOWN = 4096
 """How many folders are cached: their names are in memory once more, each in a text of its own."""
 MAX_TIME = 2**33
-HEADER_SECONDS, ENTRY_SECONDS = 5.0, 0.0005
-"""CPU time to read the headers of an image: this much, and this much more for each entry. Some versions of tarfile search a
-header of a megabyte in the square of its length, for an hour."""
+ENTRY_SECONDS = 0.0005
+"""CPU time to read the headers of an image: ``unpacking.HEADER_SECONDS``, and this much more for each entry. Some versions of
+tarfile search a header of a megabyte in the square of its length, for an hour."""
 MAX_GLOBAL = 64
 """How many global extended headers count at once; tarfile keeps them, and copies them for every entry."""
 BLOCK = 4096
@@ -387,7 +387,7 @@ def main() -> int:
     problem = ""
     try:
         budget = Budget(int(order["bytes"]), MAX_ENTRIES)
-        unpack(layers, Path(order["target"]), budget, int(order["spare"]), HEADER_SECONDS)
+        unpack(layers, Path(order["target"]), budget, int(order["spare"]), float(order["headerSeconds"]))
         sync(order["target"])
     except UnpackError as error:
         problem = str(error)

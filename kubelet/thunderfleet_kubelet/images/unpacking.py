@@ -11,6 +11,7 @@ from thunderfleet_lib.host.hostcmd import Failure, FailureKind, Host
 from thunderfleet_kubelet.images.errors import PullError
 
 UNPACK_SECONDS = 1800.0
+HEADER_SECONDS = 5.0
 _HOST = Host(environment={})
 
 
@@ -26,6 +27,7 @@ async def unpack(
         "target": str(target),
         "bytes": max_bytes,
         "spare": spare,
+        "headerSeconds": HEADER_SECONDS,
     }
     # In the locale C, Python would take names in archives for those of another encoding.
     argv = [sys.executable, "-I", "-X", "utf8", "-m", "thunderfleet_kubelet.images.unpack", str(os.getpid())]

@@ -20,16 +20,14 @@ from thunderfleet_agent.measure.worker.pipe import Pipe
 START_SECONDS = 20.0
 # The guard waits this much longer than the child, for the child's last message.
 GUARD_SECONDS = 1.0
-# At most this part of the time is used to warm up.
-WARM_UP_SHARE = 0.25
 MAX_ERROR = 500
 
 
 def main(order: dict[str, Any]) -> NoReturn:
     """Carries out one order and exits with 0 (a result) or 1.
 
-    ``what`` is gpu, memory or pair, ``seconds`` the limit, ``folder`` a folder for temporary files, which the caller removes.
-    ``lifeline``: the descriptor of a pipe whose other end only the caller has.
+    ``what`` is gpu, memory or pair, ``seconds`` the limit, ``warmUpSeconds`` that of the warm-up, ``folder`` a folder
+    for temporary files, which the caller removes. ``lifeline``: the descriptor of a pipe whose other end only the caller has.
     """
     seconds = float(order["seconds"])
     guard(START_SECONDS + seconds + GUARD_SECONDS, str(order["folder"]), int(order["lifeline"]))
@@ -63,4 +61,4 @@ def _measure(order: dict[str, Any], pipe: Pipe) -> dict[str, Any]:
     probes = local_measurements()
     if order["what"] not in probes:
         raise ValueError(f"unknown measurement {order['what']!r}; known: pair, {', '.join(probes)}")
-    return probes[order["what"]](float(order["seconds"]) * WARM_UP_SHARE, pipe.progress)
+    return probes[order["what"]](float(order["warmUpSeconds"]), pipe.progress)

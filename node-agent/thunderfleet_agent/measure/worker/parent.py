@@ -21,6 +21,8 @@ from thunderfleet_lib.host.hostcmd import quote
 from thunderfleet_agent.measure.worker.child import START_SECONDS
 
 LINE_BYTES = 256 * 1024
+# At most this part of the time is used to warm up.
+WARM_UP_SHARE = 0.25
 # A child is killed this long after its own limit.
 GRACE_SECONDS = 2.0 + START_SECONDS
 TERM_SECONDS = 0.4
@@ -44,14 +46,16 @@ async def ignore(message: dict[str, Any]) -> None:
 async def run(order: Mapping[str, Any], heard: Heard = ignore) -> dict[str, Any]:
     """Carries out one order within its ``seconds`` and returns the result.
 
-    ``order``: see ``child.main``, without ``folder`` and ``lifeline``. ``heard`` receives every message before the result, and
-    what it returns is sent to the child. Raises WorkerFailed.
+    ``order``: see ``child.main``, without ``folder``, ``lifeline`` and ``warmUpSeconds``. ``heard`` receives every message
+    before the result, and what it returns is sent to the child. Raises WorkerFailed.
     """
     # Removed here, because a child that is killed cannot.
     with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, ignore_cleanup_errors=True) as folder:
         lifeline, ours = os.pipe()
         try:
-            return await _run({**order, "folder": folder, "lifeline": lifeline}, float(order["seconds"]), heard)
+            seconds = float(order["seconds"])
+            more = {"folder": folder, "lifeline": lifeline, "warmUpSeconds": seconds * WARM_UP_SHARE}
+            return await _run({**order, **more}, seconds, heard)
         finally:
             os.close(lifeline)
             os.close(ours)

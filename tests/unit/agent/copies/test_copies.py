@@ -36,6 +36,11 @@ SMALL = {"config.json": b'{"model_type": "qwen2"}', "empty.txt": b"", "sub/grÃ¶Ã
 LARGE = {**SMALL, "model.safetensors": content(1, 5 * CHUNK_BYTES + 12345)}
 
 
+def twelve_chunks() -> dict[str, bytes]:
+    """A model that takes long enough for something to happen meanwhile; the same in all tests, which make and hash it once."""
+    return {"model.safetensors": content(2, 12 * CHUNK_BYTES)}
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Identity:
     return make_identity(tmp_path_factory.mktemp("identity") / "made")
@@ -82,7 +87,7 @@ async def test_the_manifest_is_given_by_its_digest(fleet: Fleet) -> None:
 
 
 async def test_several_cables_and_sources_are_used_at_once(fleet: Fleet) -> None:
-    files = {"model.safetensors": content(2, 12 * CHUNK_BYTES)}
+    files = twelve_chunks()
     first, second = await holder(fleet, files, cables=2), await holder(fleet, files)
     target, whole = await fleet.mac(), manifest(files)
     ways = [target.way(first), target.way(first, number=1), target.way(second)]
@@ -102,7 +107,7 @@ async def test_several_cables_and_sources_are_used_at_once(fleet: Fleet) -> None
 
 
 async def test_a_cable_that_a_group_begins_to_use_is_left_for_the_network(fleet: Fleet) -> None:
-    files = {"model.safetensors": content(4, 12 * CHUNK_BYTES)}
+    files = twelve_chunks()
     source, target, whole = await holder(fleet, files, cables=2), await fleet.mac(), manifest(files)
     cable, lan = target.way(source), target.way(source, Way.NETWORK, number=1)
     used = target.way(source, Way.USED_CABLE)
@@ -128,7 +133,7 @@ async def test_a_cable_that_a_group_begins_to_use_is_left_for_the_network(fleet:
 
 
 async def test_a_chain_forwards_chunks_while_the_file_still_arrives(fleet: Fleet) -> None:
-    files = {"model.safetensors": content(3, 12 * CHUNK_BYTES)}
+    files = twelve_chunks()
     whole = manifest(files)
     macs = [await holder(fleet, files), *[await fleet.mac() for _ in range(3)]]
     gate, seen = threading.Event(), list[int]()
@@ -150,7 +155,7 @@ async def test_a_chain_forwards_chunks_while_the_file_still_arrives(fleet: Fleet
 
 
 async def test_a_mac_that_is_lost_while_it_forwards_is_replaced_and_goes_on_later(fleet: Fleet) -> None:
-    files = {"model.safetensors": content(15, 12 * CHUNK_BYTES)}
+    files = twelve_chunks()
     whole, (first, middle, last) = manifest(files), [await holder(fleet, files), await fleet.mac(), await fleet.mac()]
     gate, taken, ways = threading.Event(), list[int](), [last.way(middle)]
     between, end = middle.transfer(whole, middle.way(first)), last.transfer(whole)
@@ -183,7 +188,7 @@ async def test_a_mac_that_is_lost_while_it_forwards_is_replaced_and_goes_on_late
 
 
 async def test_two_macs_that_fetch_the_same_give_each_other_what_they_have(fleet: Fleet) -> None:
-    files = {"model.safetensors": content(4, 12 * CHUNK_BYTES)}
+    files = twelve_chunks()
     source, whole = await holder(fleet, files), manifest(files)
     one, two = await fleet.mac(), await fleet.mac()
     transfers = [a.transfer(whole, a.way(source, Way.NETWORK), a.way(b)) for a, b in ((one, two), (two, one))]
@@ -269,7 +274,7 @@ async def test_a_damaged_file_is_not_given_and_loses_its_name(fleet: Fleet) -> N
 
 
 async def test_a_stopped_transfer_continues_with_what_is_on_disk(fleet: Fleet) -> None:
-    files = {"model.safetensors": content(5, 12 * CHUNK_BYTES)}
+    files = twelve_chunks()
     source, target, whole = await holder(fleet, files), await fleet.mac(), manifest(files)
     first, goes_on = target.transfer(whole, target.way(source)), target.hold_after(5 * CHUNK_BYTES)
     running = asyncio.create_task(run(first))
@@ -286,7 +291,7 @@ async def test_a_stopped_transfer_continues_with_what_is_on_disk(fleet: Fleet) -
 
 
 async def test_damage_of_an_unfinished_file_costs_only_its_chunks(fleet: Fleet) -> None:
-    files = {"model.safetensors": content(6, 12 * CHUNK_BYTES)}
+    files = twelve_chunks()
     source, target, whole = await holder(fleet, files), await fleet.mac(), manifest(files)
     target.store.prepare_repository(REPOSITORY)
     partial = target.store.layout.incomplete(REPOSITORY, whole.files[0].blob)
@@ -308,7 +313,7 @@ async def test_a_file_that_is_too_long_is_cut(fleet: Fleet) -> None:
 
 
 async def test_a_source_that_disappears_is_replaced(fleet: Fleet) -> None:
-    files = {"model.safetensors": content(8, 12 * CHUNK_BYTES)}
+    files = twelve_chunks()
     first, second = await holder(fleet, files), await holder(fleet, files)
     target, whole = await fleet.mac(), manifest(files)
     ways = [target.way(first)]
@@ -324,7 +329,7 @@ async def test_a_source_that_disappears_is_replaced(fleet: Fleet) -> None:
 
 
 async def test_a_file_that_changes_during_the_copy_is_fetched_from_another_mac(fleet: Fleet) -> None:
-    files = {"model.safetensors": content(9, 12 * CHUNK_BYTES)}
+    files = twelve_chunks()
     changing, second = await holder(fleet, files), await holder(fleet, files)
     target, whole = await fleet.mac(), manifest(files)
     ways, goes_on = [target.way(changing)], target.hold_after(2 * CHUNK_BYTES)
@@ -409,7 +414,7 @@ async def test_a_file_has_one_writer(fleet: Fleet) -> None:
 
 
 async def test_a_model_that_is_removed_during_the_copy_does_not_come_back(fleet: Fleet) -> None:
-    files = {"model.safetensors": content(9, 12 * CHUNK_BYTES)}
+    files = twelve_chunks()
     source, target, whole = await holder(fleet, files), await fleet.mac(), manifest(files)
     transfer, goes_on = target.transfer(whole, target.way(source)), target.hold_after(2 * CHUNK_BYTES)
     running = asyncio.create_task(run(transfer))
@@ -422,7 +427,7 @@ async def test_a_model_that_is_removed_during_the_copy_does_not_come_back(fleet:
 
 
 async def test_the_source_may_remove_the_model_during_the_copy(fleet: Fleet) -> None:
-    files = {"model.safetensors": content(10, 12 * CHUNK_BYTES)}
+    files = twelve_chunks()
     first, second = await holder(fleet, files), await holder(fleet, files)
     target, whole = await fleet.mac(), manifest(files)
     transfer = target.transfer(whole, target.way(first), target.way(second), paces={Way.CABLE: Pace(200e6)})

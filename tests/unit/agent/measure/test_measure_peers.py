@@ -767,11 +767,11 @@ def deafen(address: str, deaf: bool) -> None:
 
 
 # Another agent in a separate process, configured by JSON. It prints a line when it listens. SIGUSR1 cuts its network off,
-# SIGUSR2 restores it.
+# SIGUSR2 restores it. It may break itself in the middle of its first measurement.
 AGENT = (
     inspect.getsource(deafen)
     + """
-import asyncio, json, signal, socket, sys
+import asyncio, json, os, signal, socket, sys
 from pathlib import Path
 from thunderfleet_agent import server as serving
 from thunderfleet_agent.measure.session import pair_session
@@ -783,12 +783,27 @@ from thunderfleet_agent.measure.ledger import Ledger
 from thunderfleet_agent.measure.schedule.probes import CableEnd
 from thunderfleet_agent.measure.schedule.settings import parse
 from thunderfleet_agent.measure.schedule.view import Cable, View
+from thunderfleet_agent.measure.worker import parent
 from thunderfleet_agent.metrics import Metrics
 from thunderfleet_agent.server import AGENT_CONNECTIONS, Server
 from thunderfleet_crds.kinds.nodeprofile import Agent
 from thunderfleet_lib.backoff import Backoff
 
+# Sends this process a signal when its first measuring process has told of its progress.
+def breaks(how):
+    run, left = parent.run, [how]
+    async def heard(message):
+        if left:
+            os.kill(os.getpid(), left.pop())
+    async def runs(order):
+        return await run(order, heard)
+    parent.run = runs
+
 async def main(said):
+    # A figure need not be good.
+    parent.WARM_UP_SHARE = 0.02
+    if said["how"]:
+        breaks(said["how"])
     # Else what has begun may come to its end.
     serving.SHUTDOWN_SECONDS = 0.1
     pair_session.ALIVE_SECONDS = said["alive"]
@@ -838,18 +853,33 @@ def marked(folder: Path) -> list[int]:
     return found
 
 
+def broken(process: asyncio.subprocess.Process) -> bool:
+    """Whether it has ended or is frozen."""
+    with contextlib.suppress(OSError):
+        return (PROC / str(process.pid) / "stat").read_text().rpartition(")")[2].split()[0] in "TZ"
+    return True
+
+
 @asynccontextmanager
 async def program(
-    mac: Mac, peer: Mac, folder: Path, *, dials: bool, chosen: MeasureSettings | None = None, soon: bool = False
+    mac: Mac,
+    peer: Mac,
+    folder: Path,
+    *,
+    dials: bool,
+    chosen: MeasureSettings | None = None,
+    soon: bool = False,
+    how: signal.Signals | None = None,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """A listening agent in a separate process that replaces ``mac``, whose server in this process is closed.
 
-    ``soon``: it tries a failed probe again within seconds, not after half a minute.
+    ``soon``: it tries a failed probe again within seconds, not after half a minute. ``how``: the signal that it sends itself in
+    the middle of its first measurement.
     """
     said = {
         **{"name": mac.name, "address": mac.address, "port": mac.port, "folder": str(folder), "link": LINK, "alive": ALIVE},
         **{"peerName": peer.name, "peer": peer.agent.model_dump(mode="json", by_alias=True), "dials": dials},
-        "soon": soon,
+        **{"soon": soon, "how": how},
         "settings": (chosen or mac.prober.settings).model_dump_json(by_alias=True),
     }
     command = (sys.executable, "-c", AGENT, json.dumps(said))
@@ -964,10 +994,10 @@ async def test_an_agent_broken_in_the_middle_of_a_probe_of_its_own_leaves_no_pro
         async with AsyncExitStack() as stack:
             for kind in (ProbeKind.GPU, ProbeKind.MEMORY):
                 only = settings(sockets={"enabled": False}, **{kind.value: {"seconds": 8}})
-                other = await stack.enter_async_context(program(b, a, tmp_path / "1", dials=True, chosen=only, soon=True))
-                await until(lambda: marked(tmp_path))
-                os.kill(other.pid, how)
-                # A frozen process ends at its own time limit.
+                breaks = program(b, a, tmp_path / "1", dials=True, chosen=only, soon=True, how=how)
+                other = await stack.enter_async_context(breaks)
+                await until(lambda other=other: broken(other), seconds=60)
+                # That of a frozen agent ends by itself.
                 await until(lambda: not marked(tmp_path), seconds=60)
                 assert kind.value not in kept()
                 if how is signal.SIGSTOP:
@@ -988,7 +1018,8 @@ async def test_a_measuring_process_whose_agent_reads_nothing_ends_at_its_limit(t
             os.write(writer, bytes(4096))
     os.set_blocking(writer, True)
     lifeline, ours = os.pipe()
-    order = json.dumps({"what": "gpu", "seconds": 1, "folder": str(tmp_path / "work"), "lifeline": lifeline})
+    limits = {"seconds": 1, "warmUpSeconds": 0.25}
+    order = json.dumps({"what": "gpu", **limits, "folder": str(tmp_path / "work"), "lifeline": lifeline})
     begun = time.monotonic()
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "thunderfleet_agent", "measure-child", order),

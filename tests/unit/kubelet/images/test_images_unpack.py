@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 from thunderfleet_kubelet.images import layer as layers
 from thunderfleet_kubelet.images import unpack as unpacking_process
+from thunderfleet_kubelet.images import unpacking
 from thunderfleet_kubelet.images.errors import PullError
 from thunderfleet_kubelet.images.layer import Budget, UnpackError
 from thunderfleet_kubelet.images.store import Store
@@ -345,8 +346,9 @@ async def test_unpacking_that_takes_too_long_is_ended(tmp_path: Path) -> None:
         await in_process([(fifo, "", "sha256:x")], root, MIB, seconds=0.2)
 
 
-async def test_a_header_that_takes_hours_to_read_is_given_up(tmp_path: Path) -> None:
+async def test_a_header_that_takes_hours_to_read_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python's library searches it in the square of its length, unless it is new; meanwhile, others wait for their images."""
+    monkeypatch.setattr(unpacking, "HEADER_SECONDS", 0.5)
     numbers = b"1" * 900_000
     extended = tarfile.TarInfo("x")
     extended.type, extended.size = tarfile.XHDTYPE, len(numbers)
@@ -411,7 +413,9 @@ def test_what_is_unpacked_belongs_to_the_kubelet_and_is_readable(tmp_path: Path)
 
 
 def test_the_process_says_what_is_wrong(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    order = '{"layers": [["/no/such/file", "gzip", "x"]], "target": "/no/such/folder", "bytes": 10, "spare": 0}'
+    order = (
+        '{"layers": [["/no/such/file", "gzip", "x"]], "target": "/no/such/folder", "bytes": 10, "spare": 0, "headerSeconds": 5}'
+    )
     monkeypatch.setattr(sys, "stdin", io.StringIO(order))
     before = os.umask(0o022)
     os.umask(before)
@@ -441,7 +445,7 @@ async def test_an_image_is_on_the_disk_before_it_has_its_name(tmp_path: Path, mo
     monkeypatch.setattr(os, "rename", look)
     async with store.staging() as staged:
         layers = [(str(file), *rest) for file, *rest in parts]
-        order = {"layers": layers, "target": str(staged / "rootfs"), "bytes": MIB, "spare": 0}
+        order = {"layers": layers, "target": str(staged / "rootfs"), "bytes": MIB, "spare": 0, "headerSeconds": 5}
         monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(order)))
         monkeypatch.setattr(sys, "stdout", io.StringIO())
         mask = os.umask(0o022)

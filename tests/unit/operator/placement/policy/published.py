@@ -1,5 +1,6 @@
 """Published speeds of MLX, by which predictions are calibrated. ``docs/speeds.md`` shows them with what is predicted."""
 
+import functools
 import itertools
 import math
 import statistics
@@ -116,13 +117,20 @@ PREFILL_GRID = [
 ]
 
 
+def _choices(what: str) -> list[Constants]:
+    return [replace(CALIBRATED, **choice) for choice in (DECODE_GRID if what == "decode" else PREFILL_GRID)]
+
+
+@functools.cache
+def _costs(row: Row, what: str) -> list[float]:
+    """The error of a row, as a ratio, for each choice of the grid."""
+    return [sum(abs(math.log(1 + error)) for error in errors([row], what, choice)) for choice in _choices(what)]
+
+
 def fitted(rows: Sequence[Row], what: str) -> Constants:
     """The constants of the grid with the least sum of errors, as ratios."""
-
-    def cost(choice: dict[str, float]) -> float:
-        return round(sum(abs(math.log(1 + error)) for error in errors(rows, what, replace(CALIBRATED, **choice))), 6)
-
-    return replace(CALIBRATED, **min(DECODE_GRID if what == "decode" else PREFILL_GRID, key=cost))
+    costs = [round(sum(column), 6) for column in zip(*(_costs(row, what) for row in rows), strict=True)]
+    return _choices(what)[costs.index(min(costs))]
 
 
 def held_out(what: str, more: tuple[Row, ...] = ()) -> list[float]:
