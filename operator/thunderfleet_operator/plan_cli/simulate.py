@@ -93,9 +93,12 @@ def _next_step(view: GroupView, index: Index, deployment: ModelDeployment, now: 
     running = index.deployments.get(f"{deployment.metadata.namespace}/{deployment.metadata.name}")
     if running is None or status is None or not status.ranks or spec_hash(running.spec) != spec_hash(spec):
         return _Next(NextStep(Step.PLACE))
-    if status.state in (GroupPhase.BACKING_OFF, GroupPhase.GAVE_UP) and status.last_failure is not None:
-        return _Next(place_after(status.last_failure), waits=True)
     lost = _lost(index, status)
+    if status.state in (GroupPhase.BACKING_OFF, GroupPhase.GAVE_UP) and status.last_failure is not None:
+        # A group that backs off leaves a lost cable all the same. One that has given up does not.
+        gave_up = status.state is GroupPhase.GAVE_UP and status.restarts >= spec.recovery.max_restarts
+        if lost is None or not lost.ends or gave_up:
+            return _Next(place_after(status.last_failure), waits=True)
     return _Next(NextStep(Step.KEEP)) if lost is None else _Next(lost, waits=True)
 
 

@@ -1,6 +1,7 @@
 """The steps of docs/decisions/0031-api-versions.md on a real API server, with a CRD like that of ModelDeployments."""
 
 import json
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from thunderfleet_localcluster.client.cluster import Cluster
 from thunderfleet_localcluster.errors import LocalClusterError
 
 from tests.support import yamltext
-from tests.support.waiting import until
+from tests.support.waiting import NotInTimeError, until
 
 Json = dict[str, Any]
 
@@ -21,6 +22,8 @@ SOURCE = Path(__file__).parents[3] / "crds" / "thunderfleet.io_modeldeployments.
 SECONDS = 30.0
 COLLECTED_SECONDS = 120.0
 """The garbage collector looks for new kinds every 30 seconds."""
+LOOKED_UP_SECONDS = 10.0
+"""The garbage collector takes less than a second to find that an owner of a version that it knows does not exist."""
 
 
 def crd(*, storage: str, versions: tuple[str, ...] = (OLD, NEW), unserved: tuple[str, ...] = ()) -> Json:
@@ -146,6 +149,17 @@ def test_the_garbage_collector_follows_owner_references_of_versions_that_are_ser
     def delete(name: str) -> None:
         versions.kubectl("delete", f"modeldeployments.{GROUP}", name, "-n", "default")
 
+    def forgotten(version: str) -> bool:
+        """Whether the garbage collector no longer knows a version: it keeps a child whose owner of that version never was."""
+        identity = str(uuid.uuid4())
+        child(versions, identity, {"kind": "ModelDeployment", "metadata": {"name": "nobody", "uid": identity}}, version)
+        there = ("get", "configmap", identity, "-n", "default", "--ignore-not-found", "-o", "name")
+        try:
+            until(lambda: not versions.kubectl(*there), "the child without an owner is gone", LOOKED_UP_SECONDS)
+        except NotInTimeError:
+            return True
+        return False
+
     versions.apply(crd(storage=NEW))
     until(lambda: versions.serves(NEW) and versions.serves(OLD), "both versions are served")
     for name in ("first", "second"):
@@ -161,6 +175,7 @@ def test_the_garbage_collector_follows_owner_references_of_versions_that_are_ser
     versions.kubectl("patch", "crd", NAME, "--subresource=status", "--type=merge", "-p", done)
     versions.apply(crd(storage=NEW, versions=(NEW,)))
     until(lambda: not versions.serves(OLD), "the former version is gone")
+    until(lambda: forgotten(OLD), "the garbage collector does not know the former version", COLLECTED_SECONDS)
     child(versions, "new", second, NEW)
     delete("second")
     until(lambda: "new" not in children(), "the child that names the served version is gone", COLLECTED_SECONDS)

@@ -92,6 +92,7 @@ def bundle(image: Path, folder: Path, pod: Json, cluster: Cluster) -> None:
         "status.hostIP": "127.0.0.1",
         "metadata.name": pod["serviceAccountName"],
         "metadata.namespace": NAMESPACE,
+        "metadata.uid": "5b1f2c1e-0000-4000-8000-000000000001",
         "spec.nodeName": "node-1",
     }
     named = {

@@ -476,7 +476,8 @@ async def agrees(seed: int, folder: Path, capsys: Any) -> None:
     assert uncertain or found["placed"] == all(map(placed, groups))
 
 
-@pytest.mark.parametrize("seed", range(60))
+# In 1805, a cable of a group that backs off is pulled, and the file does not have the group's plan.
+@pytest.mark.parametrize("seed", [*range(60), 1805])
 async def test_the_offline_planner_says_what_the_operator_decides(seed: int, tmp_path: Path, capsys: Any) -> None:
     await agrees(seed, tmp_path, capsys)
 
