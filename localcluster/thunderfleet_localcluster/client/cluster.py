@@ -42,6 +42,8 @@ from thunderfleet_localcluster.supervisor.spec import Spec
 
 UP_SECONDS = 300
 COMMAND_SECONDS = 60
+SHORT_LIVED = {"GOGC": "off", "GOMEMLIMIT": "256MiB"}
+"""Environment of a Go program that ends soon: a quarter of the processor time of helm is the collection of garbage."""
 OWN_MODELS = "disk/Users/Shared/models"
 """In the folder of a recorded Mac."""
 ADMIN_KUBECONFIG = "/var/lib/thunderfleet/admin.kubeconfig"
@@ -387,7 +389,7 @@ class Cluster:
                 capture_output=True,
                 text=True,
                 timeout=seconds,
-                env=self.environment(),
+                env={**self.environment(), **SHORT_LIVED},
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
