@@ -18,7 +18,7 @@ LOOK ?=
 # `make mutants`: the number of mutants in the sample. SEED applies here too.
 MUTANTS ?= 240
 # Unit tests of real groups of ranks share a worker: the ranks of one group use two processors.
-UNIT_WORKERS ?= 3
+UNIT_WORKERS ?= 4
 UNIT := $(BIN)/python -m pytest tests/unit -n $(UNIT_WORKERS) --dist loadfile --no-loadscope-reorder
 # End-to-end tests mostly wait.
 WORKERS ?= 4

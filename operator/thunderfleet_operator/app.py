@@ -46,6 +46,7 @@ from thunderfleet_operator.reservations import Reservations
 from thunderfleet_operator.scaling import ScalingMemory
 from thunderfleet_operator.watch import kopf_watch
 from thunderfleet_operator.watch.cache import (
+    CACHED,
     CACHES,
     DEPLOYMENTS,
     LINKS,
@@ -78,7 +79,7 @@ PODS_SECONDS = 0.1
 MOMENT_SECONDS = 0.1
 """The same for changes during a round of a ModelDeployment, counted from its end: most of them are its own writes."""
 CABLES_SECONDS = 60.0
-"""How long the planner waits for the first status of each cable, once this replica leads.
+"""How long the planner waits for the first round of each cable, once this replica leads.
 
 A group that is placed while half of the cables have no status gets a worse place, and its writes would delay the other half.
 """
@@ -305,11 +306,16 @@ class Operator:
         self._queued.set()
 
     async def _plan(self) -> None:
-        """Answers questions about places, once the status of each cable that there is has been written."""
+        """Answers questions about places, once each cable that there is has had its first round.
+
+        Only in the first term of this replica. A cable whose round has failed is not waited for.
+        """
         await self._queued.wait()
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(CABLES_SECONDS):
                 await self.cables.empty()
+        except TimeoutError:
+            log.warning("%d cables have no status after %.0f s; placing groups now", len(self.cables), CABLES_SECONDS)
         await self.planner.run()
 
     async def _before_watches(self) -> None:
@@ -320,6 +326,9 @@ class Operator:
                 if self.leader.leading():
                     await self._queued.wait()
                     await self.cables.empty()
+        # Kopf does not tell of a kind of which everything was deleted meanwhile.
+        for collection in CACHED:
+            self.lists.missing(collection)
 
     def _add(self, *collections: Collection) -> None:
         """Puts every object of these collections on the queue."""

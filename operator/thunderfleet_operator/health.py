@@ -52,7 +52,7 @@ class Health:
 
     async def _readyz(self, _: web.Request) -> web.Response:
         if not self._synced():
-            return web.Response(status=503, text="filling the cache\n")
+            return web.Response(status=503, text="starting: filling the cache or the watches\n")
         return web.Response(text="leader\n" if self._leading() else "standby\n")
 
     async def serve(self, host: str, port: int) -> web.AppRunner:

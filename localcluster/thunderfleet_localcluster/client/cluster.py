@@ -43,7 +43,7 @@ from thunderfleet_localcluster.supervisor.spec import Spec
 UP_SECONDS = 300
 COMMAND_SECONDS = 60
 SHORT_LIVED = {"GOGC": "off", "GOMEMLIMIT": "256MiB"}
-"""Environment of a Go program that ends soon: a quarter of the processor time of helm is the collection of garbage."""
+"""Environment of kubectl and helm, a quarter of whose processor time is the collection of garbage: only beyond this limit."""
 OWN_MODELS = "disk/Users/Shared/models"
 """In the folder of a recorded Mac."""
 ADMIN_KUBECONFIG = "/var/lib/thunderfleet/admin.kubeconfig"

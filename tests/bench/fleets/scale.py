@@ -42,7 +42,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Size:
-    """A fleet. ``lease_seconds``: between two renewals of a Lease. ``start``: bound of the start in seconds."""
+    """A fleet. ``lease_seconds``: between two renewals of a Lease.
+
+    ``start``: bound in seconds, of a first start until each cable has its status, and of a restart until the last status.
+    """
 
     macs: int
     lease_seconds: float
@@ -313,9 +316,9 @@ class Fleet:
         used = self._operator.usage()
         took = f"last summary {summaries:.1f} s, last group Ready {groups:.1f} s, last change {last:.1f} s"
         self._say(f"{took}; {used.cpu_seconds:.0f} s of a core")
-        bound = Bound("<=", self._size.start)
+        bound, about = Bound("<=", self._size.start), self._size.about
         return [
-            self._figure("start", "s", (summaries,), bound, f"process start to the last status of a cable; {self._size.about}"),
+            self._figure("first cables", "s", (summaries,), bound, f"process start to the last status of a cable; {about}"),
             self._figure("first groups", "s", (groups,), None, f"process start to all groups Ready; {took}"),
         ]
 

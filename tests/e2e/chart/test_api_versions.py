@@ -150,13 +150,17 @@ def test_the_garbage_collector_follows_owner_references_of_versions_that_are_ser
         versions.kubectl("delete", f"modeldeployments.{GROUP}", name, "-n", "default")
 
     def forgotten(version: str) -> bool:
-        """Whether the garbage collector no longer knows a version: it keeps a child whose owner of that version never was."""
+        """Whether the garbage collector no longer knows a version: it keeps a child whose owner of that version never was.
+
+        True as well if it is slow. Then the test goes on too early, and may fail.
+        """
         identity = str(uuid.uuid4())
         child(versions, identity, {"kind": "ModelDeployment", "metadata": {"name": "nobody", "uid": identity}}, version)
         there = ("get", "configmap", identity, "-n", "default", "--ignore-not-found", "-o", "name")
         try:
             until(lambda: not versions.kubectl(*there), "the child without an owner is gone", LOOKED_UP_SECONDS)
         except NotInTimeError:
+            versions.kubectl("delete", "configmap", identity, "-n", "default")
             return True
         return False
 

@@ -1,6 +1,7 @@
 """The commands of the runbooks, as they are written, on a real cluster; those that change something, without doing so."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -72,7 +73,12 @@ def test_a_command_of_the_plugin(
     """In this process, because most of a command's time is the start of the program."""
     monkeypatch.setenv("KUBECONFIG", str(line.cluster.kubeconfig))
     words = list(one.words) if one.words[0] == "model" else filled(one, line, pair)
-    status = main(words)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        status = main(words)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     said = capsys.readouterr()
     assert status == 0 and said.out, said.err
 

@@ -15,6 +15,7 @@ from thunderfleet_localcluster.client.control import remove
 from thunderfleet_localcluster.models import tinymodel
 
 from tests.support import yamltext
+from tests.support.line import MEASURED
 from tests.support.waiting import until
 
 Json = dict[str, Any]
@@ -151,9 +152,8 @@ def _certificate_is_requested(cluster: Cluster, mac: str) -> None:
 def test_every_right_is_used_and_none_is_missing(audited: Cluster) -> None:
     audit = Audit(audited.logs / "audit.log")
     tinymodel.make(audited.models / "thunderfleet" / "tiny-qwen2")
-    # Agents that measure need no other right.
-    agent = f"agent.modelFolders={{{audited.models}}},agent.modelsIntervalSeconds=2,agent.measure.enabled=false"
-    values = f"operator.replicas=1,{agent}"
+    agent = f"agent.modelFolders={{{audited.models}}},agent.modelsIntervalSeconds=2"
+    values = ",".join(("operator.replicas=1", agent, *MEASURED))
     audited.helm("install", "thunderfleet", str(CHART), "--namespace", NAMESPACE, "--create-namespace", "--set", values)
     tested = audited.helm("test", "thunderfleet", "--namespace", NAMESPACE, seconds=180)
     for line in ("ok: the API server serves", ": leader", "every Mac has a NodeProfile: studio-1, studio-2"):

@@ -997,6 +997,8 @@ async def test_an_agent_broken_in_the_middle_of_a_probe_of_its_own_leaves_no_pro
                 breaks = program(b, a, tmp_path / "1", dials=True, chosen=only, soon=True, how=how)
                 other = await stack.enter_async_context(breaks)
                 await until(lambda other=other: broken(other), seconds=60)
+                if how is not signal.SIGSTOP:
+                    assert await other.wait() in (0, -how), "it was broken, and did not fail"
                 # That of a frozen agent ends by itself.
                 await until(lambda: not marked(tmp_path), seconds=60)
                 assert kind.value not in kept()

@@ -11,7 +11,7 @@ from thunderfleet_operator.app import Configuration, Operator
 from thunderfleet_operator.decide.deployment import Settings
 from thunderfleet_operator.decide.manifests import PodSettings
 from thunderfleet_operator.decide.placing.ports import PortSettings
-from thunderfleet_operator.watch.cache import LINKS
+from thunderfleet_operator.watch.cache import CACHED, LINKS
 from thunderfleet_operator.watch.leader import Identity, Leader
 
 from tests.unit.operator.world import World
@@ -70,6 +70,24 @@ async def test_a_cable_that_gets_no_status_delays_them_for_a_limited_time(
     await operator._take_over()
     await operator.cables.get()
     await ends(asyncio.create_task(wait(operator)))
+
+
+async def test_a_round_that_has_failed_is_not_waited_for(operator: Operator) -> None:
+    await operator._take_over()
+    for _ in range(2):
+        key = await operator.cables.get()
+        operator.cables.done(key)
+        operator.cables.add_after(key, 600)
+    await ends(asyncio.create_task(operator._plan()))
+
+
+async def test_what_was_deleted_before_the_watches_is_looked_for(operator: Operator) -> None:
+    operator.leader.tried.set()
+    await operator._take_over()
+    for _ in range(2):
+        operator.cables.done(await operator.cables.get())
+    await operator._before_watches()
+    assert set(operator.lists._relisted) == {collection.name for collection in CACHED}
 
 
 async def test_a_standby_watches_at_once_and_plans_nothing(operator: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
