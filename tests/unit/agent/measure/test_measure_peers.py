@@ -789,7 +789,7 @@ from thunderfleet_agent.server import AGENT_CONNECTIONS, Server
 from thunderfleet_crds.kinds.nodeprofile import Agent
 from thunderfleet_lib.backoff import Backoff
 
-# Sends this process a signal when its first measuring process has told of its progress.
+# Sends this process a signal when its first measuring process has reported progress.
 def breaks(how):
     run, left = parent.run, [how]
     async def heard(message):
