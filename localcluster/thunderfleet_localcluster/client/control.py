@@ -42,6 +42,7 @@ def running_beside(folder: ClusterFolder) -> list[str]:
 
 def send_command(folder: ClusterFolder, command: Mapping[str, object], seconds: float) -> dict[str, Any]:
     """Send a command to the supervisor and return its answer. Raises LocalClusterError, also if the answer is an error."""
+    log = folder.log("supervisor")
     try:
         with _connected(folder) as channel:
             channel.settimeout(seconds)
@@ -51,11 +52,13 @@ def send_command(folder: ClusterFolder, command: Mapping[str, object], seconds: 
                 answer += chunk
     except TimeoutError as error:
         name = command.get("do")
-        raise LocalClusterError(f"the supervisor in {folder.root} did not answer {name!r} within {seconds} s") from error
+        raise LocalClusterError(
+            f"the process of the cluster in {folder.root} did not answer {name!r} within {seconds} s; see {log}"
+        ) from error
     except OSError as error:
-        raise LocalClusterError(f"cannot reach the supervisor in {folder.root}: {error}") from error
+        raise LocalClusterError(f"cannot reach the process of the cluster in {folder.root}: {error}; see {log}") from error
     if not answer:
-        raise LocalClusterError(f"the supervisor in {folder.root} has ended; see {folder.log('supervisor')}")
+        raise LocalClusterError(f"the process of the cluster in {folder.root} has ended; see {log}")
     data: dict[str, Any] = json.loads(answer)
     if "error" in data:
         raise LocalClusterError(str(data["error"]), usage=bool(data.get("usage")))
@@ -77,7 +80,7 @@ def end_cluster(folder: ClusterFolder, seconds: float = DOWN_SECONDS) -> bool:
         while running(folder) and time.monotonic() < until:
             time.sleep(POLL_SECONDS)
     if running(folder):
-        raise LocalClusterError(f"the cluster in {folder.root} did not stop within {seconds} s (supervisor: process {pid})")
+        raise LocalClusterError(f"the cluster in {folder.root} did not stop within {seconds} s (its process: {pid})")
     return True
 
 

@@ -42,7 +42,8 @@ def _embed(body: Fields, limits: ModelLimits, model: Model) -> Texts:
     packed = body.one_of("encoding_format", ("float", "base64"), "float") == "base64"
     given = _texts(body.take("input"))
     if len(given) * size > MAX_VALUES:
-        raise refused("input", f"input has {len(given)} texts; send at most {MAX_VALUES // size}, or fewer dimensions")
+        most = MAX_VALUES // size
+        raise refused("input", f"input has {len(given)} texts; send at most {most}, or request fewer values with dimensions")
     texts = [_tokens(text, limits, model) for text in given]
     return Texts(texts=Prompt.of(*texts, types=("text",) * len(texts)), size=size, packed=packed, ignored=body.left())
 

@@ -57,5 +57,5 @@ def test_a_relative_folder_is_found_too(folder: ClusterFolder, monkeypatch: pyte
 
 
 def test_without_a_supervisor_the_message_names_the_folder(tmp_path: Path) -> None:
-    with pytest.raises(LocalClusterError, match=f"cannot reach the supervisor in {tmp_path}"):
+    with pytest.raises(LocalClusterError, match=f"cannot reach the process of the cluster in {tmp_path}"):
         send_command(ClusterFolder(tmp_path), {"do": "status"}, 10)

@@ -77,7 +77,7 @@ def _verified(plan: Plan, machine: StateMachine, proofs: Proofs) -> VerifiedRepo
         return _unknown(Reason.NOT_VERIFIED, text)
     if answers.failed:
         length, wrong = answers.failed[0]
-        longer = " Longer passages are not asked." if length == CONTROL and len(fit) > 1 else ""
+        longer = " Longer passages are not tried." if length == CONTROL and len(fit) > 1 else ""
         text = (
             f"{connections}; answers: {wrong}. These weights have never continued a passage of this length, so it is not "
             f"known whether they can, or whether something is wrong.{longer}"

@@ -118,7 +118,7 @@ def test_a_long_passage_that_was_never_continued_is_not_known_to_be_right() -> N
     )
     assert message == text
     never = Answers().again("d").wrong(300, "number 3 is wrong")
-    assert said(never) == ("Unknown", "LengthNotProved", f"{text} Longer passages are not asked.")
+    assert said(never) == ("Unknown", "LengthNotProved", f"{text} Longer passages are not tried.")
     assert said(never, fit=(300,)) == ("Unknown", "LengthNotProved", text)
 
 
