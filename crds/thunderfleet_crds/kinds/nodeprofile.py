@@ -50,8 +50,8 @@ CONDITION_TYPES: Final = (
 
 MAX_REACHABILITY: Final = 64
 REFUSAL: Final = (
-    "Why sizes are not known: the error of mlx-lm if it cannot split the model this way, or the error of the dry run before "
-    "that; unset if they are known."
+    "Why sizes are not known: the error with which mlx-lm refuses to split the model this way, or the error that ended its dry "
+    "run before it tried; unset if they are known."
 )
 # A cable with a higher negotiated speed is Thunderbolt 5.
 THUNDERBOLT4_MBPS: Final = 40_000
