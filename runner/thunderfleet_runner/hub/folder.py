@@ -131,7 +131,11 @@ class Folder:
             raise HubFault(Reason.FILES_REFUSED, f"{self.uri}{MANIFEST_FILE} has more than {sums.MAX_BYTES} bytes")
         digest = hashlib.sha256(found).hexdigest()
         if digest != self.sha256:
-            raise HubFault(Reason.MANIFEST_MISMATCH, f"{self.uri}{MANIFEST_FILE} has the hash {digest}, not {self.sha256}")
+            raise HubFault(
+                Reason.MANIFEST_MISMATCH,
+                f"{self.uri}{MANIFEST_FILE} has the hash {digest}, not {self.sha256}; if the change is intended, set sha256 to "
+                "its hash, otherwise restore the file",
+            )
         return found
 
     def _size(self, name: str) -> int:
