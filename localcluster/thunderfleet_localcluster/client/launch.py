@@ -102,7 +102,9 @@ def wait_until_up(
             raise LocalClusterError(f"the cluster did not start in time; see {folder.logs}")
         chunk = os.read(supervisor.stdout.fileno(), 65536)
         if not chunk:
-            raise LocalClusterError(f"the supervisor ended before the cluster was up; see {folder.log('supervisor')}")
+            raise LocalClusterError(
+                f"the process of the cluster ended before the cluster was up; see {folder.log('supervisor')}"
+            )
         *lines, buffer = (buffer + chunk).split(b"\n")
         if (state := _read_events(lines, tell)) is not None:
             return state
