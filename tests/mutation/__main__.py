@@ -122,8 +122,8 @@ def _try(chosen: Sequence[Mutant], results: Results, jobs: int, seconds: float) 
 
 
 def _in_turns(mutants: Sequence[Mutant]) -> list[Mutant]:
-    """One for each folder of tests in turn, so that the jobs measure the reach of different programs at the same time."""
-    folders = defaultdict[str, list[Mutant]](list)
+    """One for each set of tests in turn, so that the jobs measure the reach of different programs at the same time."""
+    folders = defaultdict[tuple[str, ...], list[Mutant]](list)
     for mutant in mutants:
         folders[UNIT[mutant.module.program]].append(mutant)
     return [mutant for mutant in chain.from_iterable(zip_longest(*folders.values())) if mutant is not None]

@@ -37,7 +37,11 @@ PURE = {
         "doctor/checks/security doctor/checks/selftest doctor/checks/system",
     ),
 }
-UNIT = {program: f"tests/unit/{'operator' if program == 'placement' else program}" for program in PURE}
+UNIT = {program: (f"tests/unit/{program}",) for program in PURE} | {
+    "placement": ("tests/unit/operator",),
+    "view": ("tests/unit/view", "tests/unit/cli/test_view.py"),
+}
+"""Folders and files with the unit tests of each program. Those of commands that print a view test the view as well."""
 
 
 @dataclass(frozen=True)
@@ -65,4 +69,6 @@ def pure(root: Path, programs: Sequence[str]) -> list[Module]:
 
 def unit_tests(root: Path, module: Module) -> list[str]:
     """Files of unit tests of the module's program, relative to the root."""
-    return [str(file.relative_to(root)) for file in sorted((root / UNIT[module.program]).rglob("test_*.py"))]
+    places = [root / place for place in UNIT[module.program]]
+    files = [file for place in places for file in ([place] if place.is_file() else sorted(place.rglob("test_*.py")))]
+    return [str(file.relative_to(root)) for file in files]

@@ -124,16 +124,16 @@ class Trial:
 
 
 class Reaches:
-    """The reach of the programs of each folder of tests, measured once, by the first trial that needs it."""
+    """The reach of the programs that have the same tests, measured once, by the first trial that needs it."""
 
     def __init__(self) -> None:
-        self._locks = {folder: threading.Lock() for folder in UNIT.values()}
-        self._known = dict[str, Reach]()
+        self._locks = {places: threading.Lock() for places in UNIT.values()}
+        self._known = dict[tuple[str, ...], Reach]()
 
     def of(self, program: str, trial: Trial) -> Reach:
         """Raises TrialError."""
-        folder = UNIT[program]
-        with self._locks[folder]:
-            if folder not in self._known:
-                self._known[folder] = trial.measure([name for name in UNIT if UNIT[name] == folder])
-            return self._known[folder]
+        places = UNIT[program]
+        with self._locks[places]:
+            if places not in self._known:
+                self._known[places] = trial.measure([name for name in UNIT if UNIT[name] == places])
+            return self._known[places]

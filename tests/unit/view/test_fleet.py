@@ -106,6 +106,30 @@ def test_loading_and_copying_show_their_progress() -> None:
     assert [(one["mac"], one["done"], one["bytes"], one["left"]) for one in shown["copies"]] == [("studio-1", 40, 100, 6)]
 
 
+def test_a_model_is_green_while_it_serves_and_has_groups_to_serve() -> None:
+    found = built()
+    serving = found.objects[Kind.DEPLOYMENTS]["default/model-0"]
+    for spec, health, wanted in (
+        ({"replicas": 1}, Health.GOOD, 1),
+        ({"replicas": 0}, Health.IDLE, 0),
+        ({"suspend": True}, Health.IDLE, 0),
+    ):
+        found.put(Kind.DEPLOYMENTS, "default/model-0", {**serving, "spec": {**serving["spec"], **spec}})
+        shown = found.entity("model/default/model-0")
+        assert shown is not None and (shown["health"], shown["wanted"]) == (health, wanted)
+
+
+def test_a_group_without_a_state_is_pending() -> None:
+    found = built()
+    before = found.entity("model/default/model-0")
+    assert before is not None and (before["groups"][0]["state"], before["ready"]) == ("Ready", 1)
+    new = copy.deepcopy(found.objects[Kind.DEPLOYMENTS]["default/model-0"])
+    del new["status"]["groups"][0]["state"]
+    found.put(Kind.DEPLOYMENTS, "default/model-0", new)
+    shown = found.entity("model/default/model-0")
+    assert shown is not None and (shown["groups"][0]["state"], shown["ready"]) == ("Pending", 0)
+
+
 def test_a_model_without_a_place_and_a_lost_mac_are_bad() -> None:
     found = built()
     found.put(Kind.DEPLOYMENTS, "default/big", model("big", [], "nobody/big", "Pending", "no Mac has room"))
