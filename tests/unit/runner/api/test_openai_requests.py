@@ -493,6 +493,44 @@ def test_logprobs_of_both_endpoints() -> None:
     assert text.end(DONE)["choices"][0]["logprobs"]["text_offset"] == [0, 2]
 
 
+# What other servers use when a request does not have the field, and a value that changes their answer.
+@pytest.mark.parametrize(
+    ("field", "without_effect", "other"),
+    [
+        ("add_generation_prompt", True, False),
+        ("bad_words", [], ["a"]),
+        ("best_of", 1, 2),
+        ("continue_final_message", False, True),
+        ("documents", [], [{"text": "a"}]),
+        ("dry_multiplier", 0, 0.8),
+        ("echo", False, True),
+        ("functions", [], [{"name": "f"}]),
+        ("ignore_eos", False, True),
+        ("include_stop_str_in_output", False, True),
+        ("length_penalty", 1.0, 0.5),
+        ("logits_processors", [], ["p"]),
+        ("min_tokens", 0, 1),
+        ("mirostat", 0, 2),
+        ("modalities", ["text"], ["text", "audio"]),
+        ("prompt_logprobs", 0, 1),
+        ("prompt_logprobs", False, True),
+        ("repeat_penalty", 1.0, 1.1),
+        ("skip_special_tokens", True, False),
+        ("stop_token_ids", [], [1]),
+        ("suffix", "", "b"),
+        ("tfs_z", 1, 0.9),
+        ("top_a", 0, 0.1),
+        ("typical_p", 1, 0.9),
+        ("use_beam_search", False, True),
+        ("xtc_probability", 0, 0.5),
+    ],
+)
+def test_fields_of_other_servers_are_accepted_while_they_change_nothing(field: str, without_effect: Any, other: Any) -> None:
+    assert parse(CHAT | {field: without_effect}).ignored == ()
+    error = refused(CHAT | {field: other})
+    assert error.param == field and "is not supported here and would change the answer: leave it out" in str(error)
+
+
 @pytest.mark.parametrize(
     ("field", "low", "high", "step"),
     [
