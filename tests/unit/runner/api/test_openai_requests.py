@@ -481,6 +481,17 @@ def test_forced_calls_are_streamed_as_they_come(size: int) -> None:
     assert (call["function"]["name"], call["function"]["arguments"]) == calls[0]
 
 
+@pytest.mark.parametrize("gap", ["", " ", "\n\t"])
+def test_forced_calls_may_be_written_with_any_white_space(gap: str) -> None:
+    objects = [f'{{"name":{gap}"f",{gap}"{key}":{gap}{{"a":1}}{gap}}}' for key in ("arguments", "parameters")]
+    written = Written(CHAT | {"tools": [TOOL], "tool_choice": "required"})
+    for sign in f"[{gap}{objects[0]}{gap},{objects[1]}]":
+        written.put(_token(1, sign))
+    message = written.end(DONE)["choices"][0]["message"]
+    found = [(call["function"]["name"], call["function"]["arguments"].rstrip()) for call in message["tool_calls"]]
+    assert found == [("f", '{"a":1}')] * 2 and message["content"] is None
+
+
 def test_logprobs_of_both_endpoints() -> None:
     top = (protocol.TopLogprob(token=1, text="é", logprob=-0.5),)
     chat = Written(CHAT | {"logprobs": True, "top_logprobs": 1})
