@@ -441,6 +441,23 @@ def test_a_whole_answer() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("body", "endpoint", "whole", "chunk"),
+    [
+        (CHAT, "chat", "chat.completion", "chat.completion.chunk"),
+        (TEXT, "completion", "text_completion", "text_completion"),
+    ],
+)
+def test_answers_and_chunks_say_what_they_are(body: dict[str, Any], endpoint: Endpoint, whole: str, chunk: str) -> None:
+    written = Written(body, endpoint)
+    written.put(_token(1, "a"))
+    answer = written.end(DONE)
+    assert {one["object"] for one in written.chunks} == {chunk}
+    assert {name: answer[name] for name in ("id", "object", "created", "model")} == {
+        "id": "id-1", "object": whole, "created": 5, "model": "org/m",
+    }  # fmt: skip
+
+
 def test_a_stream_ends_with_reason_tools_and_usage() -> None:
     written = Written(CHAT | {"stream": True, "stream_options": {"include_usage": True}, "tools": [TOOL]})
     assert len(written.chunks) == 1
