@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from thunderfleet_runner import framing, protocol
 from thunderfleet_runner.api import examine, prepare
 from thunderfleet_runner.api.answer.assembly import Assembly
+from thunderfleet_runner.api.answer.parts import Text
 from thunderfleet_runner.api.answer.writer import Head
 from thunderfleet_runner.api.errors import ApiError
 from thunderfleet_runner.api.http import generation
@@ -507,6 +508,25 @@ def test_forced_calls_may_be_written_with_any_white_space(gap: str) -> None:
     message = written.end(DONE)["choices"][0]["message"]
     found = [(call["function"]["name"], call["function"]["arguments"].rstrip()) for call in message["tool_calls"]]
     assert found == [("f", '{"a":1}')] * 2 and message["content"] is None
+
+
+@pytest.mark.parametrize(
+    ("pieces", "shown", "unparsed"),
+    [
+        (["Hel", "lo {"], ["Hel", "lo {"], ""),
+        (["<|py", "thing"], ["<|py", "thing"], ""),
+        ([" ", '{"na', 'me": "f"}'], [], ' {"name": "f"}'),
+        (["<|python_tag|>", "f.call()"], [], "<|python_tag|>f.call()"),
+    ],
+)
+def test_text_is_held_back_only_while_it_may_become_a_call_without_marks(
+    pieces: list[str], shown: list[str], unparsed: str
+) -> None:
+    options = parse(CHAT | {"tools": [TOOL]}).options(5).model_copy(update={"calls": "bare"})
+    assembly = Assembly(options, "id-1")
+    parts = [part for piece in pieces for part in assembly.token(_token(1, piece))]
+    assert "".join(part.text for part in parts if isinstance(part, Text)) == "".join(shown)
+    assert assembly.unparsed(DONE) == unparsed
 
 
 def test_logprobs_of_both_endpoints() -> None:
