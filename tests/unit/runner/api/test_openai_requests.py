@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from thunderfleet_runner import framing, protocol
 from thunderfleet_runner.api import examine, prepare
 from thunderfleet_runner.api.answer.assembly import Assembly
+from thunderfleet_runner.api.answer.parts import Text
 from thunderfleet_runner.api.answer.writer import Head
 from thunderfleet_runner.api.errors import ApiError
 from thunderfleet_runner.api.http import generation
@@ -441,6 +442,23 @@ def test_a_whole_answer() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("body", "endpoint", "whole", "chunk"),
+    [
+        (CHAT, "chat", "chat.completion", "chat.completion.chunk"),
+        (TEXT, "completion", "text_completion", "text_completion"),
+    ],
+)
+def test_answers_and_chunks_say_what_they_are(body: dict[str, Any], endpoint: Endpoint, whole: str, chunk: str) -> None:
+    written = Written(body, endpoint)
+    written.put(_token(1, "a"))
+    answer = written.end(DONE)
+    assert {one["object"] for one in written.chunks} == {chunk}
+    assert {name: answer[name] for name in ("id", "object", "created", "model")} == {
+        "id": "id-1", "object": whole, "created": 5, "model": "org/m",
+    }  # fmt: skip
+
+
 def test_a_stream_ends_with_reason_tools_and_usage() -> None:
     written = Written(CHAT | {"stream": True, "stream_options": {"include_usage": True}, "tools": [TOOL]})
     assert len(written.chunks) == 1
@@ -481,6 +499,36 @@ def test_forced_calls_are_streamed_as_they_come(size: int) -> None:
     assert (call["function"]["name"], call["function"]["arguments"]) == calls[0]
 
 
+@pytest.mark.parametrize("gap", ["", " ", "\n\t"])
+def test_forced_calls_may_be_written_with_any_white_space(gap: str) -> None:
+    objects = [f'{{"name":{gap}"f",{gap}"{key}":{gap}{{"a":1}}{gap}}}' for key in ("arguments", "parameters")]
+    written = Written(CHAT | {"tools": [TOOL], "tool_choice": "required"})
+    for sign in f"[{gap}{objects[0]}{gap},{objects[1]}]":
+        written.put(_token(1, sign))
+    message = written.end(DONE)["choices"][0]["message"]
+    found = [(call["function"]["name"], call["function"]["arguments"].rstrip()) for call in message["tool_calls"]]
+    assert found == [("f", '{"a":1}')] * 2 and message["content"] is None
+
+
+@pytest.mark.parametrize(
+    ("pieces", "shown", "unparsed"),
+    [
+        (["Hel", "lo {"], ["Hel", "lo {"], ""),
+        (["<|py", "thing"], ["<|py", "thing"], ""),
+        ([" ", '{"na', 'me": "f"}'], [], ' {"name": "f"}'),
+        (["<|python_tag|>", "f.call()"], [], "<|python_tag|>f.call()"),
+    ],
+)
+def test_text_is_held_back_only_while_it_may_become_a_call_without_marks(
+    pieces: list[str], shown: list[str], unparsed: str
+) -> None:
+    options = parse(CHAT | {"tools": [TOOL]}).options(5).model_copy(update={"calls": "bare"})
+    assembly = Assembly(options, "id-1")
+    parts = [part for piece in pieces for part in assembly.token(_token(1, piece))]
+    assert "".join(part.text for part in parts if isinstance(part, Text)) == "".join(shown)
+    assert assembly.unparsed(DONE) == unparsed
+
+
 def test_logprobs_of_both_endpoints() -> None:
     top = (protocol.TopLogprob(token=1, text="é", logprob=-0.5),)
     chat = Written(CHAT | {"logprobs": True, "top_logprobs": 1})
@@ -491,6 +539,44 @@ def test_logprobs_of_both_endpoints() -> None:
     text.put(_token(1, "ab", logprob=-0.5, top_logprobs=top))
     text.put(_token(1, "c", logprob=-0.1))
     assert text.end(DONE)["choices"][0]["logprobs"]["text_offset"] == [0, 2]
+
+
+# What other servers use when a request does not have the field, and a value that changes their answer.
+@pytest.mark.parametrize(
+    ("field", "without_effect", "other"),
+    [
+        ("add_generation_prompt", True, False),
+        ("bad_words", [], ["a"]),
+        ("best_of", 1, 2),
+        ("continue_final_message", False, True),
+        ("documents", [], [{"text": "a"}]),
+        ("dry_multiplier", 0, 0.8),
+        ("echo", False, True),
+        ("functions", [], [{"name": "f"}]),
+        ("ignore_eos", False, True),
+        ("include_stop_str_in_output", False, True),
+        ("length_penalty", 1.0, 0.5),
+        ("logits_processors", [], ["p"]),
+        ("min_tokens", 0, 1),
+        ("mirostat", 0, 2),
+        ("modalities", ["text"], ["text", "audio"]),
+        ("prompt_logprobs", 0, 1),
+        ("prompt_logprobs", False, True),
+        ("repeat_penalty", 1.0, 1.1),
+        ("skip_special_tokens", True, False),
+        ("stop_token_ids", [], [1]),
+        ("suffix", "", "b"),
+        ("tfs_z", 1, 0.9),
+        ("top_a", 0, 0.1),
+        ("typical_p", 1, 0.9),
+        ("use_beam_search", False, True),
+        ("xtc_probability", 0, 0.5),
+    ],
+)
+def test_fields_of_other_servers_are_accepted_while_they_change_nothing(field: str, without_effect: Any, other: Any) -> None:
+    assert parse(CHAT | {field: without_effect}).ignored == ()
+    error = refused(CHAT | {field: other})
+    assert error.param == field and "is not supported here and would change the answer: leave it out" in str(error)
 
 
 @pytest.mark.parametrize(

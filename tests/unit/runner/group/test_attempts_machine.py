@@ -234,6 +234,18 @@ def test_a_ready_period_gives_the_budget_back() -> None:
     assert machine.recoveries == 3
 
 
+def test_a_group_that_served_and_was_moved_has_its_whole_budget_and_no_more() -> None:
+    machine, _ = fail_in_init(joined())
+    machine = to_ready(run(machine, Timer(machine.timer))[0])
+    n = machine.attempt
+    machine, _ = run(machine, Drain(for_good=False), Quiet(), RankEnded(0, n), RankEnded(1, n), Left(1, "closed"), Joined(1))
+    for phase in (Phase.BACKOFF, Phase.BACKOFF, Phase.GAVE_UP):
+        assert machine.phase is Phase.CHECKING
+        machine, _ = fail_in_init(machine)
+        assert machine.phase is phase
+        machine, _ = run(machine, Timer(machine.timer))
+
+
 @pytest.mark.parametrize("kind", [FaultClass.REPLAN, FaultClass.REBOOT])
 def test_a_placement_that_cannot_work_is_given_up_at_once(kind: FaultClass) -> None:
     machine, _ = run(StateMachine(MACS[:2], Limits(8, 60)), Joined(0), Joined(1))
@@ -320,6 +332,20 @@ def test_a_drain_for_a_leaving_member_ends_with_its_successor() -> None:
     assert Admit(True) in actions
     machine, _ = run(machine, Joined(1))
     assert machine.phase is Phase.CHECKING
+
+
+def test_a_group_that_is_drained_takes_no_member_and_no_request_in_any_phase() -> None:
+    waiting = run(StateMachine(MACS[:2], Limits(1, 60)), Joined(0))[0]
+    backing_off, _ = fail_in_init(joined())
+    given_up, _ = fail_in_init(run(waiting, Joined(1))[0])
+    assert (backing_off.phase, given_up.phase) == (Phase.BACKOFF, Phase.GAVE_UP)
+    for machine in (waiting, backing_off, given_up):
+        stopped, actions = run(machine, Drain(for_good=True))
+        assert stopped.phase is Phase.STOPPED and not stopped.timer_on
+        assert [action for action in actions if isinstance(action, (Admit, ReleaseAll))] == [Admit(False), ReleaseAll()]
+    for machine in (joined(), formed()):
+        _, actions = run(machine, Drain(for_good=True))
+        assert Admit(False) in actions and Admit(True) not in actions
 
 
 def test_a_load_failure_resets_the_budget_of_forming() -> None:

@@ -164,3 +164,10 @@ def test_caches_by_a_configuration_that_says_enough() -> None:
 )
 def test_quantization_as_configurations_say_it(config: dict[str, object], expected: tuple[bool, int | None]) -> None:
     assert arithmetic.quantization(config) == expected
+
+
+@pytest.mark.parametrize(
+    ("world_size", "ranks"), [(1, (0,)), (2, (0, 1)), (3, (0, 1, 2)), (4, (0, 1, 2, 3)), (9, (0, 1, 4, 8)), (16, (0, 1, 8, 15))]
+)
+def test_the_first_two_the_middle_and_the_last_rank_are_tried_first(world_size: int, ranks: tuple[int, ...]) -> None:
+    assert arithmetic.asked_ranks(world_size) == ranks
