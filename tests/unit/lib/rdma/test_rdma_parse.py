@@ -25,7 +25,8 @@ def test_members_of_all_bridges_with_their_bridge() -> None:
 
 def test_names_of_devices_have_64_characters_at_most() -> None:
     def table(length: int) -> str:
-        return f"    device          \t   node GUID\n    ------          \t----------------\n    {'r' * length}\tc03b3b8fe481ac05\n"
+        head = "    device          \t   node GUID\n    ------          \t----------------\n"
+        return f"{head}    {'r' * length}\tc03b3b8fe481ac05\n"
 
     assert parse_devices(table(64)) == ("r" * 64,)
     with pytest.raises(ParseError, match="ends with a line that is not a device: rrr"):
