@@ -75,3 +75,23 @@ def test_every_device_is_one_port_and_their_numbers_have_no_gap() -> None:
         adapters = [(port, device) for port, device in model.interfaces if port.startswith("Ethernet Adapter")]
         assert all(port == f"Ethernet Adapter ({device})" for port, device in adapters)
         assert len(adapters) == (1 if laptop else model.ports), model.name
+
+
+def published_ports(model: MacModel) -> int:
+    """Thunderbolt ports in Apple's technical specifications."""
+    chip = model.chip.removeprefix("Apple ")
+    match model.product:
+        case "Mac Studio":
+            return 6 if chip.endswith("Ultra") else 4
+        case "Mac Pro":
+            return 8
+        case "Mac mini":
+            return {"M1": 2, "M2": 2, "M2 Pro": 4}.get(chip, 3)
+        case "MacBook Pro":
+            return 2 if chip == "M3" else 3
+        case _:
+            return 2
+
+
+def test_a_model_has_the_ports_that_apple_publishes() -> None:
+    assert {model.name: model.ports for model in REAL} == {model.name: published_ports(model) for model in REAL}

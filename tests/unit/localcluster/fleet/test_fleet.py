@@ -50,6 +50,7 @@ BAD = [
     ("- name: b", "- name: B", 5, "machines[1].name: string should match"),
     ("memory: 96 GB", "devices: [{port: 7, kind: drive, name: X}]", 4, "has the Thunderbolt ports 1 to 6"),
     ("memory: 96 GB", "devices: [{port: 1, kind: drive, name: X}]", 10, "port a:1 already has the drive X"),
+    ("memory: 96 GB", f"devices: [{{port: 2, kind: dock, name: {'X' * 65}}}]", 4, "at most 64 characters"),
     ("memory: 96 GB", "devices: [{port: 2, kind: fridge, name: X}]", 4, "'dock', 'display' or 'drive'"),
     ("memory: 96 GB", "devices: [{port: 2, kind: dock, name: X, size: 3}]", 4, "allowed: port, kind, name, speed"),
     ("model: Mac mini (M4)", "model: Mac mini (M4)\n    devices: [{port: 2, kind: dock, name: X, speed: 80}]", 7, "at most 40"),
