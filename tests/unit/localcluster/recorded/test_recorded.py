@@ -305,6 +305,23 @@ cables:
     assert found == {"one": {1: True, 2: False}, "two": {1: False, 2: False}}
 
 
+def test_a_hub_says_which_thunderbolt_it_speaks_at_the_speed_of_its_cable() -> None:
+    text = """
+machines:
+  - {name: one, model: Mac Studio (M4 Max)}
+  - {name: two, model: Mac Studio (M4 Max)}
+cables:
+  - {a: "one:1", b: "two:1", speed: 80, through: [OWC Hub 5]}
+  - {a: "one:2", b: "two:2", speed: 40, through: [OWC Hub 4]}
+"""
+    layout = plan_layout(parse_fleet(text), "namespaces")
+    hubs = [
+        item for bus in thunderbolt(layout, layout.machine("one"))["SPThunderboltDataType"] for item in bus.get("_items", ())
+    ]
+    assert {hub["_name"]: hub["mode_key"] for hub in hubs} == {"OWC Hub 5": "usb_four_v2", "OWC Hub 4": "usb_four"}
+    assert {hub["vendor_name_key"] for hub in hubs} == {"OWC"}
+
+
 def test_idle_ports_say_what_their_thunderbolt_version_can_do() -> None:
     """Ports of the Mac, of hubs in a cable and of docks: 40 Gb/s up to Thunderbolt 4, 120 Gb/s in its fast direction from 5."""
     layout = plan_layout(
