@@ -361,6 +361,22 @@ def test_the_chip_is_from_whichever_command_knows_it(shapes: Any) -> None:
     assert chip(hardware=report, sysctl={}) == "Apple M2"
 
 
+def test_memory_and_cores_are_from_whichever_command_knows_them(shapes: Any) -> None:
+    report = hardware.Hardware("Mac15,14", "Apple M2", 28, 96 * 2**30)
+
+    def sizes(**changes: Any) -> tuple[int | None, int | None]:
+        found = profile(observed(shapes, **changes), NOW).status.hardware
+        assert found is not None
+        return found.memory_bytes, found.cpu_cores
+
+    both = {"hw.memsize": str(64 * 2**30), "hw.ncpu": "16"}
+    assert sizes(hardware=report, sysctl=both) == (64 * 2**30, 16)
+    assert sizes(hardware=None, sysctl=both) == (64 * 2**30, 16)
+    assert sizes(hardware=report, sysctl={}) == (96 * 2**30, 28)
+    assert sizes(hardware=report, sysctl={"hw.ncpu": "10000"}) == (96 * 2**30, 28), "more cores than a Mac has"
+    assert sizes(hardware=report, sysctl={"hw.ncpu": "9999"}) == (96 * 2**30, 9999)
+
+
 def test_a_uuid_that_two_nodes_claim_belongs_to_the_one_that_sees_us(shapes: Any) -> None:
     status = profile(observed(shapes), NOW).status
     stale, real = other_end(shapes, "old"), other_end(shapes, "new", receptacle=1, sees=shapes.mine)
