@@ -106,7 +106,7 @@ def _cable_end(fleet: Fleet, cable: Cable, end: End, at: Location, used: dict[tu
         return
     if owner.model is None:
         return
-    if not 1 <= end.port <= owner.mac.ports:
+    if end.port > owner.mac.ports:
         yield at, f"a {owner.mac.name} {owner.mac.port_range}"
     elif (end.machine, end.port) in used:
         yield at, f"port {end} already has {used[(end.machine, end.port)]}"

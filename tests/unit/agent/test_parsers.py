@@ -249,6 +249,39 @@ def test_long_texts_are_cut_to_what_the_api_takes(key: str, shapes: Any) -> None
     assert thunderbolt.parse(shapes.report(nameless)).problems == (f"{'b' * 63}… has no receptacle number",)
 
 
+@pytest.mark.parametrize(
+    ("cores", "known"),
+    [
+        (0, None),
+        (1, 1),
+        (9999, 9999),
+        (10_000, None),
+        (-1, None),
+        (True, None),
+        ("proc 28:20:8:0", 28),
+        ("0", None),
+        ("x", None),
+    ],
+)
+def test_cores_are_from_one_to_9999(cores: object, known: int | None) -> None:
+    text = json.dumps({"SPHardwareDataType": [{"machine_model": "Mac15,14", "chip_type": "Apple M3", "number_processors": cores,
+                                               "physical_memory": "96 GB"}]})  # fmt: skip
+    found: object
+    try:
+        found = hardware.parse_hardware(text)
+    except Partial as error:
+        found = error.value
+    assert isinstance(found, hardware.Hardware) and found.cpu_cores == known
+
+
+def test_a_variable_is_a_whole_number_that_the_api_can_hold() -> None:
+    for text, number in (
+        ("0", 0), (str(2**63 - 1), 2**63 - 1), (str(2**63), None), (str(2**64), None), ("-1", None), ("1.5", None), ("", None),
+    ):  # fmt: skip
+        assert hardware.whole_number({"hw.memsize": text}, "hw.memsize") == number
+    assert hardware.whole_number({}, "hw.memsize") is None
+
+
 def test_hardware_ports_and_services(shapes: Any) -> None:
     ports = network.parse_hardware_ports(shapes.ports)
     assert ports["en2"] == "Thunderbolt 1" and ports["bridge0"] == "Thunderbolt Bridge"

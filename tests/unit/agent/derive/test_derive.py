@@ -330,6 +330,53 @@ def test_a_peer_that_is_no_node_makes_no_link(shapes: Any) -> None:
     assert link_reports("studio-1", status, {}) == ()
 
 
+def test_a_uuid_belongs_to_the_one_port_that_has_it(shapes: Any) -> None:
+    status = profile(observed(shapes), NOW).status
+    thunderbolt = other_end(shapes).status.thunderbolt
+    assert thunderbolt is not None
+    (port,) = thunderbolt.ports
+    ports = (
+        port.model_copy(update={"receptacle": 1, "domain_uuid": None}),
+        port.model_copy(update={"receptacle": 2, "domain_uuid": shapes.mine_too}),
+        port,
+    )
+    theirs = NodeProfileStatus(thunderbolt=thunderbolt.model_copy(update={"ports": ports}))
+    other = NodeProfile(metadata=ObjectMeta(name="studio-2"), status=theirs)
+    assert find_peer(shapes.theirs.lower(), [other], "studio-1", status) == PeerPort("studio-2", 3)
+    assert find_peer(shapes.theirs.lower(), [other], "studio-2", theirs) is None, "its own port is no peer"
+
+
+def test_the_chip_is_from_whichever_command_knows_it(shapes: Any) -> None:
+    brand = {"machdep.cpu.brand_string": "Apple M3 Ultra", "hw.memsize": str(96 * 2**30), "hw.ncpu": "28"}
+    report = hardware.Hardware("Mac15,14", "Apple M2", 28, 96 * 2**30)
+
+    def chip(**changes: Any) -> str | None:
+        found = profile(observed(shapes, **changes), NOW).status.hardware
+        return None if found is None else found.chip
+
+    assert chip(hardware=report, sysctl=brand) == "Apple M2"
+    assert chip(hardware=None, sysctl=brand) == "Apple M3 Ultra"
+    assert chip(hardware=hardware.Hardware("Mac15,14", None, 28, 96 * 2**30), sysctl=brand) == "Apple M3 Ultra"
+    assert chip(hardware=report, sysctl={name: value for name, value in brand.items() if name.startswith("hw.")}) == "Apple M2"
+    assert chip(hardware=report, sysctl={}) == "Apple M2"
+
+
+def test_memory_and_cores_are_from_whichever_command_knows_them(shapes: Any) -> None:
+    report = hardware.Hardware("Mac15,14", "Apple M2", 28, 96 * 2**30)
+
+    def sizes(**changes: Any) -> tuple[int | None, int | None]:
+        found = profile(observed(shapes, **changes), NOW).status.hardware
+        assert found is not None
+        return found.memory_bytes, found.cpu_cores
+
+    both = {"hw.memsize": str(64 * 2**30), "hw.ncpu": "16"}
+    assert sizes(hardware=report, sysctl=both) == (64 * 2**30, 16)
+    assert sizes(hardware=None, sysctl=both) == (64 * 2**30, 16)
+    assert sizes(hardware=report, sysctl={}) == (96 * 2**30, 28)
+    assert sizes(hardware=report, sysctl={"hw.ncpu": "10000"}) == (96 * 2**30, 28), "more cores than a Mac has"
+    assert sizes(hardware=report, sysctl={"hw.ncpu": "9999"}) == (96 * 2**30, 9999)
+
+
 def test_a_uuid_that_two_nodes_claim_belongs_to_the_one_that_sees_us(shapes: Any) -> None:
     status = profile(observed(shapes), NOW).status
     stale, real = other_end(shapes, "old"), other_end(shapes, "new", receptacle=1, sees=shapes.mine)

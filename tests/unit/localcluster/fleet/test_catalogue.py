@@ -41,3 +41,57 @@ def test_the_chip_decides_about_thunderbolt() -> None:
     assert {model.name: (model.thunderbolt, model.max_gbps) for model in REAL} == {
         model.name: (5, 120) if model.chip in THUNDERBOLT_5 else (4, 40) for model in REAL
     }
+
+
+# CPU and GPU cores in Apple's technical specifications; of chips sold with different numbers, those of the largest.
+PUBLISHED = {
+    "M1": (8, 8), "M1 Pro": (10, 16), "M1 Max": (10, 32), "M1 Ultra": (20, 64),
+    "M2": (8, 10), "M2 Pro": (12, 19), "M2 Max": (12, 38), "M2 Ultra": (24, 76),
+    "M3": (8, 10), "M3 Pro": (12, 18), "M3 Max": (16, 40),
+    "M4": (10, 10), "M4 Pro": (14, 20), "M4 Max": (16, 40),
+}  # fmt: skip
+
+
+def test_cores_are_those_that_apple_publishes() -> None:
+    found = {model.chip.removeprefix("Apple "): (model.cores, model.gpu_cores) for model in REAL}
+    assert {chip: found[chip] for chip in PUBLISHED} == PUBLISHED
+
+
+def test_a_model_is_named_by_its_product_and_chip() -> None:
+    assert {model.product for model in REAL} == {"Mac mini", "Mac Studio", "Mac Pro", "MacBook Pro", "MacBook Air"}
+    for model in REAL:
+        assert model.name == f"{model.product} ({model.chip.removeprefix('Apple ')})"
+
+
+def test_every_device_is_one_port_and_their_numbers_have_no_gap() -> None:
+    for model in REAL:
+        devices = [*(device for _, device in model.interfaces), *model.thunderbolt_interfaces]
+        numbers = sorted(int(device.removeprefix("en")) for device in devices)
+        assert len(set(numbers)) == len(numbers), model.name
+        laptop = model.product.startswith("MacBook")
+        # In laptops, numbers are left out for devices that networksetup does not list.
+        assert numbers == list(range(len(numbers))) or laptop, model.name
+        assert dict(model.interfaces)[model.lan] == "en0" and dict(model.interfaces)["Wi-Fi"] == ("en0" if laptop else "en1")
+        adapters = [(port, device) for port, device in model.interfaces if port.startswith("Ethernet Adapter")]
+        assert all(port == f"Ethernet Adapter ({device})" for port, device in adapters)
+        assert len(adapters) == (1 if laptop else model.ports), model.name
+
+
+def published_ports(model: MacModel) -> int:
+    """Thunderbolt ports in Apple's technical specifications."""
+    chip = model.chip.removeprefix("Apple ")
+    match model.product:
+        case "Mac Studio":
+            return 6 if chip.endswith("Ultra") else 4
+        case "Mac Pro":
+            return 8
+        case "Mac mini":
+            return {"M1": 2, "M2": 2, "M2 Pro": 4}.get(chip, 3)
+        case "MacBook Pro":
+            return 2 if chip == "M3" else 3
+        case _:
+            return 2
+
+
+def test_a_model_has_the_ports_that_apple_publishes() -> None:
+    assert {model.name: model.ports for model in REAL} == {model.name: published_ports(model) for model in REAL}

@@ -34,6 +34,7 @@ BAD = [
     ("b: b:1", "b: c:1", 11, "Thunderbolt cables join Macs"),
     ("b: b:1", "b: d:1", 11, "unknown machine d; machines: a, b, c"),
     ("b: b:1", "b: a:2", 11, "must join two different machines"),
+    ("b: b:1", "b: b:0", 11, "cables[0].b.port: input should be greater than or equal to 1"),
     ("b: b:1", "b: b", 11, "machine:port, such as studio-1:1"),
     ("b: b:1", "", 10, "cables[0].b: required"),
     ("memory: 96 GB", "memory: 100 GB", 4, "allowed for a Mac Studio (M3 Ultra): 96 GB, 256 GB, 512 GB"),
@@ -49,6 +50,7 @@ BAD = [
     ("- name: b", "- name: B", 5, "machines[1].name: string should match"),
     ("memory: 96 GB", "devices: [{port: 7, kind: drive, name: X}]", 4, "has the Thunderbolt ports 1 to 6"),
     ("memory: 96 GB", "devices: [{port: 1, kind: drive, name: X}]", 10, "port a:1 already has the drive X"),
+    ("memory: 96 GB", f"devices: [{{port: 2, kind: dock, name: {'X' * 65}}}]", 4, "at most 64 characters"),
     ("memory: 96 GB", "devices: [{port: 2, kind: fridge, name: X}]", 4, "'dock', 'display' or 'drive'"),
     ("memory: 96 GB", "devices: [{port: 2, kind: dock, name: X, size: 3}]", 4, "allowed: port, kind, name, speed"),
     ("model: Mac mini (M4)", "model: Mac mini (M4)\n    devices: [{port: 2, kind: dock, name: X, speed: 80}]", 7, "at most 40"),
@@ -120,6 +122,17 @@ def test_addresses_of_a_cable_are_a_pair() -> None:
     with pytest.raises(LocalClusterError, match="two hosts of one /30"):
         parse_fleet(GOOD + "    addresses: [10.0.0.1, 10.0.0.5]\n")
     parse_fleet(GOOD + "    addresses: [10.0.0.1, 10.0.0.2]\n")
+
+
+def test_an_address_has_four_numbers_up_to_255() -> None:
+    def addressed(address: str) -> str:
+        return GOOD + f"    addresses: [{address}, 10.255.0.6]\n"
+
+    (cable,) = parse_fleet(addressed("10.255.0.5")).cables
+    assert cable.addresses == ("10.255.0.5", "10.255.0.6")
+    for address in ("10.256.0.5", "10.255.0", "10.255.0.5.1", "10.255.0.x", "10.255.-1.5"):
+        with pytest.raises(LocalClusterError, match=r"write an IPv4 address, such as 192\.168\.64\.11"):
+            parse_fleet(addressed(address))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "3", "machines: []"])

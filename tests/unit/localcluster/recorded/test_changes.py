@@ -231,5 +231,6 @@ def test_a_lease_without_namespaces_changes_the_commands_only() -> None:
     ],
 )
 def test_a_lease_is_free_and_in_the_lan(address: str, name: str, text: str) -> None:
-    with pytest.raises(LocalClusterError, match=text):
+    with pytest.raises(LocalClusterError, match=text) as caught:
         decide(lease(address, name), situation())
+    assert caught.value.usage, "the command ends with 2"

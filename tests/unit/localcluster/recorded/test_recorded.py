@@ -276,6 +276,52 @@ def test_devices_hubs_behind_hubs_and_virtual_macs() -> None:
     assert '"80"' in texts(layout, layout.machine("a"))["SPDisplaysDataType.json"]
 
 
+def _keys(value: object, key: str) -> Iterator[Any]:
+    if isinstance(value, dict):
+        yield from (found for name, inner in value.items() for found in ([inner] if name == key else _keys(inner, key)))
+    if isinstance(value, list):
+        yield from (found for inner in value for found in _keys(inner, key))
+
+
+def test_every_switch_has_an_identity_of_64_bits() -> None:
+    layout = plan_layout(parse_fleet(ODD), "loopback")
+    for machine in _macs(layout):
+        found = list(_keys(thunderbolt(layout, machine), "switch_uid_key"))
+        assert all(re.fullmatch("0x[0-9A-F]{16}", uid) for uid in found), found
+        assert len(set(found)) == len(found) and (found or machine.machine.mac.virtual)
+
+
+def test_the_hubs_of_a_cable_are_upstream_of_the_mac_at_its_end_a_only() -> None:
+    text = """
+machines:
+  - {name: one, model: Mac Studio (M4 Max)}
+  - {name: two, model: Mac Studio (M4 Max)}
+cables:
+  - {a: "one:1", b: "two:1", speed: 80, through: [OWC Hub 5]}
+  - {a: "one:2", b: "two:2", speed: 80}
+"""
+    layout = plan_layout(parse_fleet(text), "namespaces")
+    found = {name: {end.port: end.upstream for end in layout.machine(name).ends} for name in ("one", "two")}
+    assert found == {"one": {1: True, 2: False}, "two": {1: False, 2: False}}
+
+
+def test_a_hub_says_which_thunderbolt_it_speaks_at_the_speed_of_its_cable() -> None:
+    text = """
+machines:
+  - {name: one, model: Mac Studio (M4 Max)}
+  - {name: two, model: Mac Studio (M4 Max)}
+cables:
+  - {a: "one:1", b: "two:1", speed: 80, through: [OWC Hub 5]}
+  - {a: "one:2", b: "two:2", speed: 40, through: [OWC Hub 4]}
+"""
+    layout = plan_layout(parse_fleet(text), "namespaces")
+    hubs = [
+        item for bus in thunderbolt(layout, layout.machine("one"))["SPThunderboltDataType"] for item in bus.get("_items", ())
+    ]
+    assert {hub["_name"]: hub["mode_key"] for hub in hubs} == {"OWC Hub 5": "usb_four_v2", "OWC Hub 4": "usb_four"}
+    assert {hub["vendor_name_key"] for hub in hubs} == {"OWC"}
+
+
 def test_idle_ports_say_what_their_thunderbolt_version_can_do() -> None:
     """Ports of the Mac, of hubs in a cable and of docks: 40 Gb/s up to Thunderbolt 4, 120 Gb/s in its fast direction from 5."""
     layout = plan_layout(

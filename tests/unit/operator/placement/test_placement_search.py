@@ -159,6 +159,8 @@ def test_the_best_ring_over_a_set_shares_the_fewest_cables() -> None:
     assert best_cycle(graph, (0, 1, 2, 3), 100, StepBudget(99)) == ((0, 1, 2, 3), 0)
     graph = graph_of(free, both_ways(*every, shared="ab"))
     assert best_cycle(graph, (0, 1, 2, 3), 100, StepBudget(99)) == ((0, 2, 1, 3), 0), "around the shared cable"
+    graph = graph_of(free, both_ways(*every, shared="ac ad"))
+    assert best_cycle(graph, (0, 1, 2, 3), 100, StepBudget(99)) == ((0, 1, 2, 3), 1), "of equal rings, the first in order"
     graph = graph_of(free, both_ways("ab", "bc", "cd", "ad", shared="ab cd"))
     found = best_cycle(graph, (0, 1, 2, 3), 100, StepBudget(99))
     assert found is not None and found[1] == 2
