@@ -72,8 +72,8 @@ class Writer:
         if not term:
             raise NotLeading(f"no longer the leader; skipped {verb} of {resource}")
         if began is not None and began != term:
-            # Another replica may have led meanwhile, and what it has written was not there to be seen.
-            raise NotLeading(f"the leader again, but not since this was decided; skipped {verb} of {resource}")
+            # What that replica wrote was not considered.
+            raise NotLeading(f"another replica may have led since this was decided; skipped {verb} of {resource}")
         self._metrics.writes.labels(resource, verb).inc()
 
     async def create(self, collection: Collection, manifest: Json) -> Json:

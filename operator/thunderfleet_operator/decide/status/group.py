@@ -30,7 +30,7 @@ FRESH_SECONDS = 10.0
 """How long rank 0's last report is shown after it stops answering; the last status, after a restart of the operator."""
 RETURNS = "the group goes back to a better placement"
 LEAVING = "autoscaling: the group is stopped when its requests have ended"
-LOOKING = "the planner is looking for a placement"
+LOOKING = "waiting for the planner to choose a placement"
 
 UNREPORTED = (GroupPhase.PENDING, GroupPhase.STARTING, GroupPhase.BACKING_OFF)
 """Stages that the operator sets without a report of rank 0."""

@@ -50,7 +50,7 @@ async def test_nothing_is_written_before_the_planner_has_had_its_time(world: Wor
     world.later(PATIENCE_SECONDS)
     await world.round()
     assert world.condition("Placed")[:2] == ("False", "Pending")
-    assert world.md.status.groups[0].message == "the planner is looking for a placement"
+    assert world.md.status.groups[0].message == "waiting for the planner to choose a placement"
     world.planner.silent = False
     await world.round()
     assert world.condition("Placed")[0] == "True" and world.pods()
@@ -91,7 +91,11 @@ async def test_what_a_failed_group_waits_for_is_remembered_while_the_planner_is_
     world.later(10)
     await out_of_patience(world)
     group = world.md.status.groups[0]
-    assert group.next_restart_time == due and "looking for a place" in group.message and "it broke" in group.message
+    assert (
+        group.next_restart_time == due
+        and "waiting for the planner to choose a placement" in group.message
+        and "it broke" in group.message
+    )
     world.planner.silent = False
     await world.round()
     assert (world.md.status.groups[0].epoch, world.md.status.groups[0].restarts) == (2, 1)
