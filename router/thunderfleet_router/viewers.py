@@ -40,7 +40,7 @@ RESOURCES: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Review:
     """The answer to a token: 200, or the status and message of a refusal."""
 
     status: int = 200
@@ -60,21 +60,21 @@ class Viewers:
         self._now = now
         self._accepted: OrderedDict[bytes, float] = OrderedDict()
         """Expiry of accepted tokens, by digest. Expired entries show that a token was accepted before."""
-        self._refused: OrderedDict[bytes, tuple[Verdict, float]] = OrderedDict()
+        self._refused: OrderedDict[bytes, tuple[Review, float]] = OrderedDict()
         self._asked: OrderedDict[str, tuple[int, float]] = OrderedDict()
         """Number of reviews of new tokens by address, and the start of the address's minute."""
-        self._running: dict[bytes, asyncio.Task[Verdict]] = {}
+        self._running: dict[bytes, asyncio.Task[Review]] = {}
         self._new = self._old = 0
 
-    async def check(self, token: str, address: str) -> Verdict:
+    async def check(self, token: str, address: str) -> Review:
         """Whether the holder of a token may see the fleet. ``address``: of the client."""
         problem = token_problem(token, self._now())
         if problem:
-            return Verdict(401, problem)
+            return Review(401, problem)
         digest, now = hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest(), self._clock()
         if self._accepted.get(digest, 0.0) > now:
             self._accepted.move_to_end(digest)
-            return Verdict()
+            return Review()
         known, until = self._refused.get(digest, (None, 0.0))
         if known is not None and until > now:
             return known
@@ -82,7 +82,7 @@ class Viewers:
         if running is None:
             busy = self._busy(digest, address, now)
             if busy:
-                return Verdict(429, busy)
+                return Review(429, busy)
             old = digest in self._accepted
             # Counted before it runs, because other requests may come until then.
             self._count(1, old=old)
@@ -115,17 +115,17 @@ class Viewers:
         self._running.pop(digest, None)
         self._count(-1, old=old)
 
-    async def _review(self, digest: bytes, token: str) -> Verdict:
+    async def _review(self, digest: bytes, token: str) -> Review:
         try:
             async with asyncio.timeout(REVIEW_SECONDS):
                 verdict = await self._asks(token)
         except (ApiError, TimeoutError) as error:
             log.warning("a viewer's token cannot be reviewed: %s", error or "no answer in time")
-            return Verdict(503, "the API server does not review tokens now; retry later")
+            return Review(503, "the API server does not review tokens now; retry later")
         self._keep(digest, verdict)
         return verdict
 
-    def _keep(self, digest: bytes, verdict: Verdict) -> None:
+    def _keep(self, digest: bytes, verdict: Review) -> None:
         now = self._clock()
         if verdict.allowed:
             self._refused.pop(digest, None)
@@ -139,21 +139,21 @@ class Viewers:
         if len(self._refused) > MAX_REFUSED:
             self._refused.popitem(last=False)
 
-    async def _asks(self, token: str) -> Verdict:
+    async def _asks(self, token: str) -> Review:
         """Sends the request to the API server. Raises ApiError."""
         spec: dict[str, Any] = {"token": token, "audiences": [AUDIENCE]}
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": spec}
         status = (await self._kube.create("/apis/authentication.k8s.io/v1/tokenreviews", body)).get("status") or {}
         # A server without support for audiences leaves them out: then the token may be for any audience.
         if not status.get("authenticated") or AUDIENCE not in (status.get("audiences") or ()):
-            return Verdict(401, "the API server does not accept this token")
+            return Review(401, "the API server does not accept this token")
         user = status.get("user") or {}
         allowed = await asyncio.gather(*(self._may(user, group, resource) for group, resource in RESOURCES))
         missing = [f"{name}.{group}".rstrip(".") for (group, name), may in zip(RESOURCES, allowed, strict=True) if not may]
         if missing:
             who = str(user.get("username"))[:200]
-            return Verdict(403, f"{who} is not allowed to list {', '.join(missing)} (ClusterRole thunderfleet-page-viewer)")
-        return Verdict()
+            return Review(403, f"{who} is not allowed to list {', '.join(missing)} (ClusterRole thunderfleet-page-viewer)")
+        return Review()
 
     async def _may(self, user: Mapping[str, Any], group: str, resource: str) -> bool:
         spec = {

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from thunderfleet_localcluster.client.cluster import Cluster, Machine
+from thunderfleet_localcluster.client.cluster import Cluster, ClusterMachine
 from thunderfleet_localcluster.client.control import remove
 from thunderfleet_localcluster.errors import LocalClusterError
 from thunderfleet_localcluster.models import tinymodel
@@ -176,7 +176,7 @@ def _run(cluster: Cluster, name: str, model: str) -> float:
     return time.monotonic() - began
 
 
-def _boot(cluster: Cluster, machines: Iterable[Machine], endpoint: str, model: str) -> float:
+def _boot(cluster: Cluster, machines: Iterable[ClusterMachine], endpoint: str, model: str) -> float:
     """Seconds from power, after all these Macs were off, to the first answer at ``endpoint``."""
     first, *others = machines
     for machine in (first, *others):
@@ -184,7 +184,7 @@ def _boot(cluster: Cluster, machines: Iterable[Machine], endpoint: str, model: s
     began = time.monotonic()
     # The command returns when the machine's launchd runs, and the power comes back for all machines at once.
     with ThreadPoolExecutor() as power:
-        list(power.map(Machine.on, (first, *others)))
+        list(power.map(ClusterMachine.on, (first, *others)))
     _ask(first, cluster, endpoint, model)
     return time.monotonic() - began
 
@@ -195,7 +195,7 @@ def _placed(cluster: Cluster) -> str:
     return cluster.kubectl("get", "md", "installed", "-o", f"jsonpath={path}").stdout
 
 
-def _upgraded(cluster: Cluster, first: Machine, second: Machine) -> tuple[float, float]:
+def _upgraded(cluster: Cluster, first: ClusterMachine, second: ClusterMachine) -> tuple[float, float]:
     """Seconds of an upgrade, and the number of requests that failed. The Mac with the control plane is the last."""
     newer = next_version(cluster, NEWER)
     _until(lambda: bool(_endpoint(cluster, "installed")), "served before the upgrade")
@@ -222,7 +222,7 @@ def _images(cluster: Cluster) -> set[str]:
     return set(cluster.kubectl("get", "pods", "-n", "thunderfleet-system", "-o", f"jsonpath={path}").stdout.split())
 
 
-def _timed(cluster: Cluster, machine: Machine, *words: str, text: str = "") -> tuple[str, float]:
+def _timed(cluster: Cluster, machine: ClusterMachine, *words: str, text: str = "") -> tuple[str, float]:
     program = str(cluster.image_folder / "bin" / "thunderfleet")
     began = time.monotonic()
     done = machine.run([program, *words, "--config", str(machine.folder / "kubelet.yaml")], text, COMMAND_SECONDS)
@@ -256,7 +256,7 @@ def _answers(cluster: Cluster) -> bool:
     return True
 
 
-def _ask(machine: Machine, cluster: Cluster, endpoint: str, model: str, seconds: float = READY_SECONDS) -> None:
+def _ask(machine: ClusterMachine, cluster: Cluster, endpoint: str, model: str, seconds: float = READY_SECONDS) -> None:
     """Asks the gateway at ``endpoint`` from ``machine`` until it answers. Raises BenchFailed."""
     body = json.dumps({"model": model, "prompt": "one", "max_tokens": 1})
     python = str(cluster.image_folder / "bin" / "python3")

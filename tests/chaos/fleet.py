@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
-from thunderfleet_localcluster.client.cluster import Cluster, Machine
+from thunderfleet_localcluster.client.cluster import Cluster, ClusterMachine
 from thunderfleet_localcluster.errors import LocalClusterError
 
 from tests.support.line import COMMAND_SECONDS, MEASURED, Line, on_fleet
@@ -155,17 +155,17 @@ def compiled(folder: Path) -> Path | None:
     return library
 
 
-def set_clock(machine: Machine, ahead: int) -> bool:
+def set_clock(machine: ClusterMachine, ahead: int) -> bool:
     """Sets a machine's clock ``ahead`` seconds of the real one; False if that is impossible here."""
     return machine.run([sys.executable, "-S", "-c", SET_CLOCK, struct.pack("l", ahead).hex()]).returncode == 0
 
 
-def fill_mac(machine: Machine) -> None:
+def fill_mac(machine: ClusterMachine) -> None:
     """Fills the disk of a Mac's kubelet. Raises LocalClusterError."""
     _shell(machine, FILL, str(machine.folder / "kubelet" / FILLER))
 
 
-def empty_mac(machine: Machine) -> None:
+def empty_mac(machine: ClusterMachine) -> None:
     """Makes room again."""
     _shell(machine, 'rm -f "$1"', str(machine.folder / "kubelet" / FILLER))
 
@@ -188,7 +188,7 @@ def etcd_folder(found: Cluster) -> Path:
     return found.folder.control_plane / "etcd"
 
 
-def _shell(machine: Machine, script: str, *arguments: str) -> None:
+def _shell(machine: ClusterMachine, script: str, *arguments: str) -> None:
     done = machine.run(["sh", "-c", script, "sh", *arguments])
     if done.returncode:
         raise LocalClusterError(f"{machine.name}: {script.strip()} failed: {done.stderr}")

@@ -34,11 +34,11 @@ def _mac(progress: Progress) -> Mac:
 
 
 def _init(arguments: argparse.Namespace, mac: Mac) -> None:
-    from thunderfleet_controlplane.install.init import Wanted, init
+    from thunderfleet_controlplane.install.init import InitOptions, init
 
     init(
         mac,
-        Wanted(
+        InitOptions(
             name=arguments.node_name,
             address=arguments.advertise_address,
             kubelet_config=arguments.config,
@@ -50,7 +50,7 @@ def _init(arguments: argparse.Namespace, mac: Mac) -> None:
 
 
 def _join(arguments: argparse.Namespace, mac: Mac) -> None:
-    from thunderfleet_controlplane.install.join import Wanted, join
+    from thunderfleet_controlplane.install.join import JoinOptions, join
     from thunderfleet_controlplane.install.sharing import join as sharing
 
     try:
@@ -59,11 +59,14 @@ def _join(arguments: argparse.Namespace, mac: Mac) -> None:
         raise InstallError(str(error), usage=True) from None
     ports = arguments.thunderbolt_ports
     if arguments.control_plane:
-        sharing.join(mac, sharing.Wanted(line, arguments.node_name, arguments.advertise_address, arguments.config, ports))
+        sharing.join(
+            mac,
+            sharing.JoinControlPlaneOptions(line, arguments.node_name, arguments.advertise_address, arguments.config, ports),
+        )
         return
     if arguments.advertise_address is not None:
         raise InstallError("--advertise-address is for --control-plane", usage=True)
-    join(mac, Wanted(line, arguments.node_name, arguments.config, ports))
+    join(mac, JoinOptions(line, arguments.node_name, arguments.config, ports))
 
 
 def _token(arguments: argparse.Namespace, mac: Mac) -> None:
@@ -91,15 +94,15 @@ def _line(given: str | None, file: Path | None) -> str:
 
 
 def _backup(arguments: argparse.Namespace, mac: Mac) -> None:
-    from thunderfleet_controlplane.install.backup.save import Wanted, backup
+    from thunderfleet_controlplane.install.backup.save import BackupOptions, backup
 
-    backup(mac, Wanted(arguments.file.absolute(), arguments.force))
+    backup(mac, BackupOptions(arguments.file.absolute(), arguments.force))
 
 
 def _restore(arguments: argparse.Namespace, mac: Mac) -> None:
-    from thunderfleet_controlplane.install.backup.restore import Wanted, restore
+    from thunderfleet_controlplane.install.backup.restore import RestoreOptions, restore
 
-    restore(mac, Wanted(None if arguments.undo else arguments.file.absolute(), arguments.advertise_address))
+    restore(mac, RestoreOptions(None if arguments.undo else arguments.file.absolute(), arguments.advertise_address))
 
 
 def _upgrade(_: argparse.Namespace, mac: Mac) -> None:
@@ -109,9 +112,9 @@ def _upgrade(_: argparse.Namespace, mac: Mac) -> None:
 
 
 def _reset(arguments: argparse.Namespace, mac: Mac) -> None:
-    from thunderfleet_controlplane.install.reset import Wanted, reset
+    from thunderfleet_controlplane.install.reset import ResetOptions, reset
 
-    reset(mac, Wanted(arguments.force, arguments.member))
+    reset(mac, ResetOptions(arguments.force, arguments.member))
 
 
 def _command(act: Callable[[argparse.Namespace, Mac], None]) -> Callable[[argparse.Namespace], int]:

@@ -33,7 +33,7 @@ CONTROL_PLANE_PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "
 
 
 @dataclass(frozen=True)
-class Wanted:
+class InitOptions:
     """The command line. None: from an earlier run, else the host name and the address of the default route."""
 
     name: str | None = None
@@ -44,7 +44,7 @@ class Wanted:
     dry_run: bool = False
 
 
-def init(mac: Mac, wanted: Wanted) -> None:
+def init(mac: Mac, wanted: InitOptions) -> None:
     """Install. Raises InstallError; running it again continues."""
     config = _configuration(mac, wanted)
     if wanted.dry_run:
@@ -57,7 +57,7 @@ def init(mac: Mac, wanted: Wanted) -> None:
 
 
 def install(
-    mac: Mac, wanted: Wanted, config: HostConfig, settle: Callable[[Mac, HostConfig], None] | None = None
+    mac: Mac, wanted: InitOptions, config: HostConfig, settle: Callable[[Mac, HostConfig], None] | None = None
 ) -> ClusterPki:
     """Carry out all steps; the certificates. Raises InstallError.
 
@@ -97,7 +97,7 @@ def _put(mac: Mac, daemon: Daemon) -> None:
     mac.step("daemons", f"{daemon.label}: {'started' if started else 'unchanged'}")
 
 
-def _configuration(mac: Mac, wanted: Wanted) -> HostConfig:
+def _configuration(mac: Mac, wanted: InitOptions) -> HostConfig:
     mac.step("preflight", "checking this Mac")
     facts = mac.facts(ORDER)
     earlier = facts.initialised

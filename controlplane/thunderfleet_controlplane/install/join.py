@@ -26,7 +26,7 @@ from thunderfleet_controlplane.install.steps.programs import put_python, python_
 
 
 @dataclass(frozen=True)
-class Wanted:
+class JoinOptions:
     """The command line."""
 
     line: JoinLine
@@ -35,7 +35,7 @@ class Wanted:
     thunderbolt_ports: str | None = None
 
 
-def join(mac: Mac, wanted: Wanted) -> None:
+def join(mac: Mac, wanted: JoinOptions) -> None:
     """Join. Raises InstallError; running it again continues."""
     layout, line = mac.layout, wanted.line
     if line.key:
@@ -53,7 +53,7 @@ def servers_of(line: JoinLine) -> tuple[ApiServer, ...]:
     return tuple(ApiServer(host, line.port) for host in line.hosts)
 
 
-def _install(mac: Mac, wanted: Wanted, name: str) -> None:
+def _install(mac: Mac, wanted: JoinOptions, name: str) -> None:
     mac.step("programs", "installing the programs")
     python, kubelet = _programs(mac)
     kubelet.write_config(name, wanted.kubelet_config, wanted.thunderbolt_ports, control_plane=False)

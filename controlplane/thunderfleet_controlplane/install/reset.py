@@ -39,16 +39,16 @@ PS_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ResetOptions:
     """The command line. ``member``: remove the control plane of another Mac, and nothing here."""
 
     force: bool = False
     member: str | None = None
 
 
-def reset(mac: Mac, wanted: Wanted | None = None) -> None:
+def reset(mac: Mac, wanted: ResetOptions | None = None) -> None:
     """Remove everything that can be removed. Raises InstallError if a part that must be removed remains."""
-    wanted = wanted or Wanted()
+    wanted = wanted or ResetOptions()
     if os.geteuid() != 0:
         raise InstallError("this needs root: run it with sudo")
     # A user who can replace a parent folder could make root remove another folder.

@@ -22,8 +22,7 @@ from thunderfleet_controlplane.daemons.plan import EXIT_SECONDS, NODE, ORDER, Ho
 from thunderfleet_controlplane.install.backup import archive
 from thunderfleet_controlplane.install.backup.save import contents
 from thunderfleet_controlplane.install.errors import InstallError
-from thunderfleet_controlplane.install.init import Wanted as Init
-from thunderfleet_controlplane.install.init import install
+from thunderfleet_controlplane.install.init import InitOptions, install
 from thunderfleet_controlplane.install.join import start_kubelet, until_own_node_ready
 from thunderfleet_controlplane.install.mac.daemons import put_daemon, remove_daemon
 from thunderfleet_controlplane.install.mac.facts import installed, other_names, version_in
@@ -172,7 +171,7 @@ def _config(mac: Mac) -> HostConfig:
 def start(mac: Mac) -> None:
     """Install and start this version, as `init` and `join` do. Raises InstallError."""
     if mac.layout.control_plane.exists():
-        install(mac, Init(chart=False), _config(mac))
+        install(mac, InitOptions(chart=False), _config(mac))
     else:
         start_kubelet(mac, str(read_json(mac.layout.kubelet_state).get("name")))
 

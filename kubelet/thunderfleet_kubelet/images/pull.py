@@ -36,7 +36,7 @@ class Pulled:
     fetched: int
 
 
-class Progress:
+class PullProgress:
     """Counts what has come in, and reports it now and then."""
 
     def __init__(self, total: int, report: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -116,7 +116,7 @@ class Pull:
         downloads = self._store.downloads
         missing = {layer.digest: layer for layer in image.layers if not downloads.has(layer)}
         await self._need(sum(downloads.missing_bytes(registry, layer) for layer in missing.values()))
-        progress, gate = Progress(image.size, self._report), asyncio.Semaphore(LAYERS_AT_ONCE)
+        progress, gate = PullProgress(image.size, self._report), asyncio.Semaphore(LAYERS_AT_ONCE)
 
         async def fetch(digest: str) -> None:
             async with gate:

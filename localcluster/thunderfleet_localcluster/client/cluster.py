@@ -66,7 +66,7 @@ class MachineInfo:
         return self.folder / OWN_MODELS
 
 
-class Machine(MachineInfo):
+class ClusterMachine(MachineInfo):
     """A machine, with operations on it."""
 
     cluster: "Cluster"
@@ -283,10 +283,10 @@ class Cluster:
         return int(self.folder.lock.read_text())
 
     @property
-    def machines(self) -> dict[str, Machine]:
+    def machines(self) -> dict[str, ClusterMachine]:
         found = {}
         for item in self.state["machines"]:
-            machine = Machine(
+            machine = ClusterMachine(
                 item["name"], item["kind"], item["address"], Path(item["folder"]), Path(item["log"]), tuple(item["cables"])
             )
             object.__setattr__(machine, "cluster", self)

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from thunderfleet_localcluster.client.cluster import Machine
+from thunderfleet_localcluster.client.cluster import ClusterMachine
 from thunderfleet_localcluster.demo.session import COMMAND_SECONDS, POLL_SECONDS, Json, Session, say
 from thunderfleet_localcluster.errors import LocalClusterError
 
@@ -56,7 +56,7 @@ def show(session: Session, cache: Json) -> None:
     say(f"      the hub got {asked} requests for the weight file: one for its header, one for the file")
 
 
-def _machine(session: Session) -> Machine:
+def _machine(session: Session) -> ClusterMachine:
     return next(machine for machine in session.cluster.machines.values() if machine.kind == "linux")
 
 

@@ -35,7 +35,7 @@ class Ran:
     stderr: str
 
 
-class Machine:
+class MachineProcess:
     """A machine. Its launchd takes orders as JSON lines and reports events in the same way."""
 
     def __init__(self, layout: MachineLayout, mode: Mode, children: Children, log_file: Path, bin_folder: Path | None) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from thunderfleet_lib.kube import ApiError
 
 from thunderfleet_localcluster.errors import LocalClusterError
-from thunderfleet_localcluster.machines.machine import Machine
+from thunderfleet_localcluster.machines.machine import MachineProcess
 from thunderfleet_localcluster.supervisor import state
 from thunderfleet_localcluster.supervisor.changes import decide
 from thunderfleet_localcluster.supervisor.local_cluster import LocalCluster
@@ -40,7 +40,7 @@ class Commands:
             "run": self._run,
             "change": self._change,
         }
-        self._machine_actions: Mapping[str, Callable[[Machine], Awaitable[None]]] = {
+        self._machine_actions: Mapping[str, Callable[[MachineProcess], Awaitable[None]]] = {
             "kill-kubelet": lambda machine: machine.kill_kubelet(signal.SIGKILL),
             "stop-kubelet": lambda machine: machine.kill_kubelet(signal.SIGTERM),
             "freeze-kubelet": lambda machine: machine.signal_kubelet(signal.SIGSTOP),
@@ -109,7 +109,7 @@ class Commands:
         await self._machine_actions[action](machine)
         return {}
 
-    async def _switch_on(self, machine: Machine) -> None:
+    async def _switch_on(self, machine: MachineProcess) -> None:
         await self.cluster.pool.switch_on(machine)
         if self.cluster.spec.kubelet is not None:
             await self.cluster.joining.start_kubelet(machine)

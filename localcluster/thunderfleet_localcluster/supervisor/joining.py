@@ -12,7 +12,7 @@ from thunderfleet_lib.net.tls import write_private
 
 from thunderfleet_localcluster.cluster_folder import ClusterFolder
 from thunderfleet_localcluster.errors import LocalClusterError
-from thunderfleet_localcluster.machines.machine import Machine
+from thunderfleet_localcluster.machines.machine import MachineProcess
 from thunderfleet_localcluster.supervisor.control_plane import ControlPlane
 from thunderfleet_localcluster.supervisor.machine_pool import MachinePool
 from thunderfleet_localcluster.supervisor.spec import Spec
@@ -39,7 +39,7 @@ class Joining:
         await self._nodes_ready()
         await self._remove_tokens()
 
-    async def start_kubelet(self, machine: Machine) -> None:
+    async def start_kubelet(self, machine: MachineProcess) -> None:
         """Start the kubelet of a machine. Raises LocalClusterError."""
         if self.spec.kubelet is None:
             raise LocalClusterError(
@@ -98,5 +98,5 @@ class Joining:
             await asyncio.sleep(POLL_SECONDS)
 
 
-def _last_lines(machine: Machine) -> str:
+def _last_lines(machine: MachineProcess) -> str:
     return f"the last lines of {machine.log_file}:\n{tail(machine.log_file)}"

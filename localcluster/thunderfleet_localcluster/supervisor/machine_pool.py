@@ -17,7 +17,7 @@ from thunderfleet_localcluster.fleet.layout import KUBELET_PORT, Layout, Machine
 from thunderfleet_localcluster.fleet.network_settings import RefusedError, carry_out
 from thunderfleet_localcluster.fleet.own_settings import hardware_ports, initial
 from thunderfleet_localcluster.machines.children import Children
-from thunderfleet_localcluster.machines.machine import Machine, Ran
+from thunderfleet_localcluster.machines.machine import MachineProcess, Ran
 from thunderfleet_localcluster.network.namespaces import ip_batch, program
 from thunderfleet_localcluster.network.plan import NetworkPlan, Tc, changed_settings, links_of, plug_in
 from thunderfleet_localcluster.recorded import jaccl
@@ -48,7 +48,7 @@ class MachinePool:
     def __init__(self, folder: ClusterFolder, spec: Spec, plan: Layout, children: Children) -> None:
         self.folder, self.spec, self.plan, self.children = folder, spec, plan, children
         self.faults = FaultState()
-        self.machines: dict[str, Machine] = {}
+        self.machines: dict[str, MachineProcess] = {}
         self._settings_lock = asyncio.Lock()
 
     def write_files(self) -> None:
@@ -105,20 +105,20 @@ class MachinePool:
         for layout in self.plan.machines:
             binaries = self.folder.machine(layout.name) / "bin" if layout.machine.kind == "mac" else None
             log = self.folder.log(f"kubelet-{layout.name}")
-            machine = self.machines[layout.name] = Machine(layout, self.plan.mode, self.children, log, binaries)
+            machine = self.machines[layout.name] = MachineProcess(layout, self.plan.mode, self.children, log, binaries)
             if binaries is not None:
                 machine.change_network = partial(self.change_settings, layout.name)
         await asyncio.gather(*(machine.switch_on() for machine in self.machines.values()))
         await self._connect(list(self.machines))
 
-    async def switch_off(self, machine: Machine) -> None:
+    async def switch_off(self, machine: MachineProcess) -> None:
         """Cut the power of a machine: its processes are killed, its cables carry nothing."""
         await machine.switch_off()
         self.faults = self.faults.with_power(machine.name, False)
         self._write_commands()
         await self._disconnect(machine.name)
 
-    async def switch_on(self, machine: Machine) -> None:
+    async def switch_on(self, machine: MachineProcess) -> None:
         """Start a machine again. Raises LocalClusterError if it is on."""
         if machine.on:
             raise LocalClusterError(f"{machine.name} is already on")
@@ -198,7 +198,7 @@ class MachinePool:
         if ran.code and not optional:
             raise LocalClusterError(f"{name}: {' '.join(argv)}: {ran.stderr.strip()}")
 
-    def named(self, name: str) -> Machine:
+    def named(self, name: str) -> MachineProcess:
         """The machine with this name. Raises LocalClusterError that lists all machines."""
         if name not in self.machines:
             raise LocalClusterError(f"unknown machine {name!r}; machines: {', '.join(self.machines)}", usage=True)

@@ -24,7 +24,7 @@ from thunderfleet_lib.modelstore.manifest import InvalidManifest, Manifest, load
 
 from thunderfleet_agent.copies.rates import From
 from thunderfleet_agent.copies.shelf import Shelf
-from thunderfleet_agent.copies.transfer import Network, Progress, Transfer, TransferFailed
+from thunderfleet_agent.copies.transfer import Network, Transfer, TransferFailed, TransferProgress
 from thunderfleet_agent.copies.ways.connection import PeerFailed, connect
 from thunderfleet_agent.copies.ways.pace import Pace
 from thunderfleet_agent.copies.ways.paths import Path, Way, paths
@@ -289,7 +289,7 @@ def _state(one: Wanted, attempt: Attempt, ways: Sequence[Path]) -> CopyState:
             return _waiting(one, attempt.bytes_done, None, text).model_copy(update=_from(attempt.main))
         phase = CopyPhase.WAITING if problem.reason is Reason.NO_SOURCE else CopyPhase.FAILED
         return _waiting(one, attempt.bytes_done, problem.reason, str(problem), phase)
-    progress: Progress = transfer.progress()
+    progress: TransferProgress = transfer.progress()
     if progress.waits_for:
         reason = Reason.NO_SOURCE if progress.alone or not ways else None
         return _waiting(one, progress.done, reason, progress.waits_for)

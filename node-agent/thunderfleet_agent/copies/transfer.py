@@ -59,7 +59,7 @@ class TransferFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class TransferProgress:
     """A moment of a transfer. ``main``: where most bytes come from now, ``most``: where they came from; None if none do.
 
     ``alone``: no Mac is connected, and those that got requests failed or sent wrong bytes.
@@ -121,7 +121,7 @@ class Transfer:
         for connection in connections:
             connection.interrupt()
 
-    def progress(self) -> Progress:
+    def progress(self) -> TransferProgress:
         """Where the transfer is now."""
         now = time.monotonic()
         with self._lock:
@@ -132,7 +132,7 @@ class Transfer:
             most = self._rates.most()
             alone = bool(waits) and not self._board.connected and bool(self._failures.texts())
         done = self._manifest.total_bytes - left
-        return Progress(done, rate, seconds_left(left, rate), main, waits, checking, most, alone)
+        return TransferProgress(done, rate, seconds_left(left, rate), main, waits, checking, most, alone)
 
     def run(self) -> bool:
         """Fetches all files and makes the model's folder appear. Returns False if it was stopped.
@@ -548,4 +548,4 @@ class Transfer:
         return "; ".join([self._board.waits_for(), *self._failures.texts()][:4])
 
 
-__all__ = ["Busy", "Network", "Progress", "Transfer", "TransferFailed"]
+__all__ = ["Busy", "Network", "Transfer", "TransferFailed", "TransferProgress"]

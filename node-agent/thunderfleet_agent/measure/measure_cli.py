@@ -57,7 +57,7 @@ class CannotMeasure(Exception):
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProbeResult:
     """The result of one probe: figures, or why there are none.
 
     ``refused``: the probe did not begin, so the cable was not tested. ``wrong_sum``: two processes formed a
@@ -108,7 +108,7 @@ class AgentLease:
             return await leases.borrow(agent, probe, lambda: prober.run_once(probe))
 
 
-class Progress:
+class StatusLine:
     """One line that is overwritten; without a terminal, a new line at intervals."""
 
     def __init__(self, out: TextIO) -> None:
@@ -137,7 +137,7 @@ class Progress:
             self._out.write("\r\x1b[K")
 
 
-async def device(what: ProbeKind, settings: MeasureSettings, progress: Progress) -> Figures:
+async def device(what: ProbeKind, settings: MeasureSettings, progress: StatusLine) -> Figures:
     """Measures this Mac alone, such as GPU compute or memory bandwidth. Raises CannotMeasure."""
     unit = UNITS[what]
     best = 0.0
@@ -159,8 +159,8 @@ async def device(what: ProbeKind, settings: MeasureSettings, progress: Progress)
 
 
 async def link(
-    peer: str, own: LocalAgent, settings: MeasureSettings, progress: Progress, *, only_cables: bool = False
-) -> list[Answer]:
+    peer: str, own: LocalAgent, settings: MeasureSettings, progress: StatusLine, *, only_cables: bool = False
+) -> list[ProbeResult]:
     """Measures every cable and address to ``peer``; each with its figures, or why there are none. Raises CannotMeasure.
 
     ``only_cables``: without its addresses on other networks.
@@ -197,11 +197,11 @@ async def link(
             f"{own.node} cannot reach any address {where} {peer}; see status.reachability in "
             f"`kubectl get np {own.node} -o yaml`"
         )
-    answers: list[Answer] = []
+    answers: list[ProbeResult] = []
     for probe in probes:
         progress.show(f"{probe.key} (at most {probe.seconds:.0f} s)")
         showing = asyncio.create_task(progress.keep_showing())
-        about = Answer(str(probe.key), kind=probe.kind.value, link=probe.target.link)
+        about = ProbeResult(str(probe.key), kind=probe.kind.value, link=probe.target.link)
         try:
             answers.append(replace(about, figures=await _patiently(prober, lease, probe, progress)))
         except (MacBusy, Preempted, ProbeRefused) as error:
@@ -212,10 +212,10 @@ async def link(
             showing.cancel()
             await asyncio.gather(showing, return_exceptions=True)
     progress.end()
-    return answers + [Answer("rdma", error=f"not measured: {note}") for note in notes(found, settings)]
+    return answers + [ProbeResult("rdma", error=f"not measured: {note}") for note in notes(found, settings)]
 
 
-async def _patiently(prober: Prober, lease: AgentLease, probe: Probe, progress: Progress) -> Figures:
+async def _patiently(prober: Prober, lease: AgentLease, probe: Probe, progress: StatusLine) -> Figures:
     """Runs one probe, and repeats the request to a busy Mac for a while. Raises what ``Prober.run_once`` raises."""
     until = time.monotonic() + PATIENCE_SECONDS
     while True:
@@ -266,14 +266,14 @@ async def _view(kube: Kube, own: LocalAgent, peer: str, settings: MeasureSetting
     return found, mine
 
 
-def lines(answers: Sequence[Answer], output: str) -> str:
+def lines(answers: Sequence[ProbeResult], output: str) -> str:
     """The results as human-readable text or JSON."""
     if output == "json":
         return json.dumps([_values(each) for each in answers], indent=2)
     return "\n".join(f"{one.probe}: {one.figures.words() + _by(one.figures) if one.figures else one.error}" for one in answers)
 
 
-def _values(answer: Answer) -> dict[str, Any]:
+def _values(answer: ProbeResult) -> dict[str, Any]:
     about = {
         "kind": answer.kind,
         "link": answer.link,
@@ -295,13 +295,13 @@ async def run(
     what: str, peer: str | None, own: LocalAgent, settings: MeasureSettings, output: str, *, only_cables: bool = False
 ) -> int:
     """Returns 0 if everything was measured, otherwise 1."""
-    progress = Progress(sys.stderr)
+    progress = StatusLine(sys.stderr)
     try:
         if what == "link":
             answers = await link(peer or "", own, settings, progress, only_cables=only_cables)
         else:
             kinds = LOCAL if what == "all" else (ProbeKind(what),)
-            answers = [Answer(kind.value, await device(kind, settings, progress), kind=kind.value) for kind in kinds]
+            answers = [ProbeResult(kind.value, await device(kind, settings, progress), kind=kind.value) for kind in kinds]
     except CannotMeasure as error:
         progress.end()
         print(f"thunderfleet-agent measure: {error}", file=sys.stderr)

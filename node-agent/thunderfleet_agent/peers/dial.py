@@ -30,14 +30,14 @@ class DialError(Exception):
 
 
 @dataclass(frozen=True)
-class Answer:
+class DialResult:
     """The round trip in microseconds (the fastest of some echoes) and the local address of the socket."""
 
     rtt_microseconds: int
     local: str
 
 
-async def dial(target: PeerAddress, node: str, context: ssl.SSLContext, source: str | None = None) -> Answer:
+async def dial(target: PeerAddress, node: str, context: ssl.SSLContext, source: str | None = None) -> DialResult:
     """Dials ``target`` as ``node`` with ``context``'s certificate, for at most SECONDS. Raises DialError."""
     where = f"{target.node} at {target.address} port {target.port}"
     try:
@@ -49,7 +49,7 @@ async def dial(target: PeerAddress, node: str, context: ssl.SSLContext, source: 
         raise DialError(f"{where}: {error}") from None
 
 
-async def _talk(target: PeerAddress, node: str, context: ssl.SSLContext, source: str | None) -> Answer:
+async def _talk(target: PeerAddress, node: str, context: ssl.SSLContext, source: str | None) -> DialResult:
     reader, writer = await asyncio.open_connection(
         target.address,
         target.port,
@@ -64,7 +64,7 @@ async def _talk(target: PeerAddress, node: str, context: ssl.SSLContext, source:
             raise ValueError("the certificate is not the one in the NodeProfile (another machine may use this address now)")
         local = str(writer.get_extra_info("sockname")[0])
         best = min([await _echo(reader, writer, target, node) for _ in range(ECHOES)])
-        return Answer(max(1, round(best * 1e6)), local)
+        return DialResult(max(1, round(best * 1e6)), local)
     finally:
         writer.close()
         with contextlib.suppress(OSError, ssl.SSLError):

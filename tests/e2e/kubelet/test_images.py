@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from thunderfleet_kubelet.node.machine import here
-from thunderfleet_localcluster.client.cluster import Cluster, Machine
+from thunderfleet_localcluster.client.cluster import Cluster, ClusterMachine
 from thunderfleet_localcluster.errors import LocalClusterError
 
 from tests.support.images import distribution
@@ -34,7 +34,7 @@ class Fleet:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self.mac: Machine = cluster.machines[MAC]
+        self.mac: ClusterMachine = cluster.machines[MAC]
         self.folder = self.mac.folder / "registry"
         self.registry = Registry()
 

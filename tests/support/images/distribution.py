@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from thunderfleet_localcluster.client.cluster import Machine
+from thunderfleet_localcluster.client.cluster import ClusterMachine
 
 from tests.support.otherprojects import gomodules
 from tests.support.waiting import until
@@ -22,7 +22,7 @@ def program() -> Path:
     return gomodules.program("registry", "registry", PACKAGE)
 
 
-def start(machine: Machine, images: Path, host: str) -> Path:
+def start(machine: ClusterMachine, images: Path, host: str) -> Path:
     """Starts the registry on a machine and pushes what ``registry.save`` has written to ``images``. Returns its log.
 
     ``host``: an address of the machine and a port. Its process id is in ``distribution.pid`` in the machine's folder; it ends

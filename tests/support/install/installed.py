@@ -3,7 +3,7 @@
 import json
 import re
 
-from thunderfleet_localcluster.client.cluster import Cluster, Machine
+from thunderfleet_localcluster.client.cluster import Cluster, ClusterMachine
 from thunderfleet_localcluster.machines.own_root import OWN
 
 SECONDS = 300
@@ -50,7 +50,7 @@ print("killed" if reached and command.wait() == -9 else "not reached")
 class Mac:
     """A recorded Mac, as its administrator uses it."""
 
-    def __init__(self, cluster: Cluster, machine: Machine, program: str = "") -> None:
+    def __init__(self, cluster: Cluster, machine: ClusterMachine, program: str = "") -> None:
         """``program``: the command `thunderfleet`; that of the cluster's image unless it is given."""
         self.machine = machine
         self._cluster = str(cluster.folder.root)

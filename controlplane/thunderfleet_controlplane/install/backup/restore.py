@@ -16,8 +16,7 @@ from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.daemons.plan import EXIT_SECONDS, NODE, ORDER, HostConfig, from_state, label
 from thunderfleet_controlplane.install.backup import archive, etcd
 from thunderfleet_controlplane.install.errors import InstallError
-from thunderfleet_controlplane.install.init import Wanted as Init
-from thunderfleet_controlplane.install.init import install
+from thunderfleet_controlplane.install.init import InitOptions, install
 from thunderfleet_controlplane.install.mac.facts import changeable, default_address, folders, other_names
 from thunderfleet_controlplane.install.mac.files import make_folder, only_one, read_json, remove, with_leftovers
 from thunderfleet_controlplane.install.mac.preflight import INTERRUPTED, init_problems
@@ -35,7 +34,7 @@ REJOIN = (
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RestoreOptions:
     """The command line. No ``file``: put back the control plane that an interrupted restore kept."""
 
     file: Path | None
@@ -52,7 +51,7 @@ class Steps:
     """Installs and starts the control plane in place, and waits until it is Ready."""
 
 
-def restore(mac: Mac, wanted: Wanted, steps: Steps | None = None) -> None:
+def restore(mac: Mac, wanted: RestoreOptions, steps: Steps | None = None) -> None:
     """Restore. Raises InstallError; running it again completes it."""
     steps = steps or Steps(stage, start)
     mac.step("preflight", "checking this Mac")
@@ -184,7 +183,7 @@ def start(mac: Mac, config: HostConfig) -> None:
     """Start the installed control plane, as `init` does. Raises InstallError."""
     kubelet = mac.layout.staged.data / archive.KUBELET
     given = kubelet if kubelet.exists() and not mac.layout.kubelet_config.exists() else None
-    install(mac, Init(kubelet_config=given, chart=False), config)
+    install(mac, InitOptions(kubelet_config=given, chart=False), config)
 
 
 def _replace(mac: Mac) -> bool:

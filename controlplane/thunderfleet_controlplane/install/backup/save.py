@@ -22,14 +22,14 @@ NOTE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Wanted:
+class BackupOptions:
     """The command line."""
 
     file: Path
     force: bool = False
 
 
-def backup(mac: Mac, wanted: Wanted) -> None:
+def backup(mac: Mac, wanted: BackupOptions) -> None:
     """Write the file, which appears only when it is complete. Raises InstallError."""
     if os.geteuid() != 0:
         raise InstallError("this needs root: run it with sudo")

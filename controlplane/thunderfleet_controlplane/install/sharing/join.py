@@ -13,8 +13,7 @@ from thunderfleet_lib.net import tls
 
 from thunderfleet_controlplane.daemons.plan import BALANCED, ORDER, HostConfig, from_state
 from thunderfleet_controlplane.install.errors import InstallError
-from thunderfleet_controlplane.install.init import Wanted as Init
-from thunderfleet_controlplane.install.init import install, tell_kubeconfig
+from thunderfleet_controlplane.install.init import InitOptions, install, tell_kubeconfig
 from thunderfleet_controlplane.install.join import servers_of
 from thunderfleet_controlplane.install.joinline import JoinLine
 from thunderfleet_controlplane.install.mac.facts import default_address, host_name, other_names
@@ -36,7 +35,7 @@ REMOVE = "if that Mac does not continue, run `sudo thunderfleet reset --member {
 
 
 @dataclass(frozen=True)
-class Wanted:
+class JoinControlPlaneOptions:
     """The command line."""
 
     line: JoinLine
@@ -46,7 +45,7 @@ class Wanted:
     thunderbolt_ports: str | None = None
 
 
-def join(mac: Mac, wanted: Wanted) -> None:
+def join(mac: Mac, wanted: JoinControlPlaneOptions) -> None:
     """Join. Raises InstallError; running it again continues."""
     layout, line = mac.layout, wanted.line
     if not line.key:
@@ -66,7 +65,7 @@ def join(mac: Mac, wanted: Wanted) -> None:
         _join(mac, wanted, HostConfig(name, str(address), layout, other_names(), shared=True, etcd_name=f"member-{name}"))
 
 
-def _join(mac: Mac, wanted: Wanted, config: HostConfig) -> None:
+def _join(mac: Mac, wanted: JoinControlPlaneOptions, config: HostConfig) -> None:
     layout, line = mac.layout, wanted.line
     mac.step("programs", "installing the programs")
     # Done before the line is used: it may take long, and the line is valid for two hours only.
@@ -82,7 +81,7 @@ def _join(mac: Mac, wanted: Wanted, config: HostConfig) -> None:
     asyncio.run(_withdraw(mac, line))
     etcd = Etcd(layout.pki, line.hosts)
     config = _member(mac, config, etcd)
-    init = Init(kubelet_config=wanted.kubelet_config, thunderbolt_ports=wanted.thunderbolt_ports, chart=False)
+    init = InitOptions(kubelet_config=wanted.kubelet_config, thunderbolt_ports=wanted.thunderbolt_ports, chart=False)
     install(mac, init, config, lambda mac, config: settle(mac, config, etcd))
     voters = len([one for one in etcd.members() if not one.learner])
     chart.follow_control_planes(mac, mac.shipped.chart(python), voters - 1, voters)

@@ -7,8 +7,7 @@ from dataclasses import replace
 from thunderfleet_controlplane.daemons.layout import SHARED
 from thunderfleet_controlplane.daemons.plan import ORDER, HostConfig, from_state
 from thunderfleet_controlplane.install.errors import InstallError
-from thunderfleet_controlplane.install.init import Wanted as Init
-from thunderfleet_controlplane.install.init import install, join_line
+from thunderfleet_controlplane.install.init import InitOptions, install, join_line
 from thunderfleet_controlplane.install.joinline import KEY_BYTES
 from thunderfleet_controlplane.install.mac.facts import other_names
 from thunderfleet_controlplane.install.mac.files import only_one
@@ -36,7 +35,7 @@ def create(mac: Mac, *, control_plane: bool) -> None:
         if control_plane:
             config = replace(config, shared=True)
             # Opens etcd to members on other Macs, and enables leader election of controller manager and scheduler.
-            install(mac, Init(chart=False), config)
+            install(mac, InitOptions(chart=False), config)
         line = asyncio.run(_make(mac, config, control_plane=control_plane))
     mac.tell("")
     hours = HOURS if control_plane else cluster.JOIN_TOKEN_HOURS

@@ -31,7 +31,7 @@ ROOM_STEP = 4 * 1024**2
 SPARE_BYTES = 256 * 1024**2
 """Free space that pulls leave."""
 
-Progress = Callable[[int], None]
+ProgressCallback = Callable[[int], None]
 """Called with the bytes that have come in since the last call; negative when some of them are dropped."""
 
 
@@ -92,7 +92,7 @@ class Downloads:
         # A traceback may keep a lock referenced that is no longer in use.
         return {digest for (_, digest), lock in self._locks.items() if lock.locked()}
 
-    async def fetch(self, registry: Registry, blob: Blob, progress: Progress = lambda count: None) -> Path:
+    async def fetch(self, registry: Registry, blob: Blob, progress: ProgressCallback = lambda count: None) -> Path:
         """The file of the blob, which is fetched unless it is there. Raises PullError and OSError."""
         lock = self._locks.setdefault((registry.origin, blob.digest), asyncio.Lock())
         async with lock:
@@ -100,7 +100,7 @@ class Downloads:
                 await self._fetch(registry, blob, progress)
         return self.file(blob)
 
-    async def _fetch(self, registry: Registry, blob: Blob, progress: Progress) -> None:
+    async def _fetch(self, registry: Registry, blob: Blob, progress: ProgressCallback) -> None:
         part = self._part(registry, blob)
         fruitless = 0
         for tries in range(1, MAX_TRIES + 1):
@@ -114,7 +114,7 @@ class Downloads:
                     raise PullError(str(error)) from None
                 await asyncio.sleep(RETRY.jittered(fruitless or 1))
 
-    async def _continue(self, registry: Registry, blob: Blob, part: Path, progress: Progress) -> None:
+    async def _continue(self, registry: Registry, blob: Blob, part: Path, progress: ProgressCallback) -> None:
         offset = _size(part)
         if offset > blob.size:
             os.unlink(part)
@@ -134,7 +134,7 @@ class Downloads:
             raise PullError(f"the registry sent content that does not have the digest {blob.digest}")
         os.replace(part, self.file(blob))
 
-    async def _receive(self, registry: Registry, blob: Blob, part: Path, offset: int, progress: Progress) -> Hash:
+    async def _receive(self, registry: Registry, blob: Blob, part: Path, offset: int, progress: ProgressCallback) -> Hash:
         # Opened without the event loop's help: the writes go to the page cache.
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "r+b") as stream:
@@ -149,7 +149,13 @@ class Downloads:
         return digest
 
     async def _write(
-        self, response: aiohttp.ClientResponse, stream: BinaryIO, digest: Hash, blob: Blob, offset: int, progress: Progress
+        self,
+        response: aiohttp.ClientResponse,
+        stream: BinaryIO,
+        digest: Hash,
+        blob: Blob,
+        offset: int,
+        progress: ProgressCallback,
     ) -> None:
         began, counted, size = self._clock(), 0, offset
         unchecked = ROOM_STEP

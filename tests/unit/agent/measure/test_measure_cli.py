@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from thunderfleet_agent import cli
 from thunderfleet_agent.measure import measure_cli
-from thunderfleet_agent.measure.measure_cli import Answer
+from thunderfleet_agent.measure.measure_cli import ProbeResult
 from thunderfleet_agent.measure.schedule.figures import Figures
 from thunderfleet_agent.measure.schedule.settings import MeasureSettings
 from thunderfleet_agent.peers import identity
@@ -35,24 +35,24 @@ def test_wrong_words_are_bad_usage(words: list[str], capsys: pytest.CaptureFixtu
 async def test_a_certificate_that_is_none_is_named(tmp_path: Path) -> None:
     own = measure_cli.LocalAgent("studio-1", "127.0.0.1", tmp_path, None)
     with pytest.raises(measure_cli.CannotMeasure, match=r"certificate in .* cannot be used"):
-        await measure_cli.link("studio-2", own, MeasureSettings(), measure_cli.Progress(io.StringIO()))
+        await measure_cli.link("studio-2", own, MeasureSettings(), measure_cli.StatusLine(io.StringIO()))
 
 
 async def test_a_link_to_itself_is_none(tmp_path: Path) -> None:
     identity.write(tmp_path)
     own = measure_cli.LocalAgent("studio-1", "127.0.0.1", tmp_path, None)
     with pytest.raises(measure_cli.CannotMeasure, match="studio-1 is this Mac; choose another Mac from `kubectl get np`"):
-        await measure_cli.link("studio-1", own, MeasureSettings(), measure_cli.Progress(io.StringIO()))
+        await measure_cli.link("studio-1", own, MeasureSettings(), measure_cli.StatusLine(io.StringIO()))
 
 
 def test_figures_for_people_and_for_programs() -> None:
     found = Figures(flops=27_300_000_000_000, device="gpu: Apple M3 Ultra", mlx_version="0.32.4", os_version="26.3")
     link = Figures(received_mbps=38_000, sent_mbps=9_000, rtt_microseconds=36, jitter_microseconds=2)
     answers = [
-        Answer("gpu", found, kind="gpu"),
-        Answer("socket: b at 10.0.0.2", link, kind="socket", link="a.tb1--b.tb1"),
-        Answer("rdma", error="not measured: no JACCL"),
-        Answer("rdma: b over a.tb1--b.tb1", error="not measured: in use", kind="rdma", link="a.tb1--b.tb1", refused=True),
+        ProbeResult("gpu", found, kind="gpu"),
+        ProbeResult("socket: b at 10.0.0.2", link, kind="socket", link="a.tb1--b.tb1"),
+        ProbeResult("rdma", error="not measured: no JACCL"),
+        ProbeResult("rdma: b over a.tb1--b.tb1", error="not measured: in use", kind="rdma", link="a.tb1--b.tb1", refused=True),
     ]
     text = measure_cli.lines(answers, "text")
     assert text.splitlines() == [
@@ -74,7 +74,7 @@ def test_the_progress_line_is_written_over_on_a_terminal_only() -> None:
 
     live, plain = Terminal(), io.StringIO()
     for out in (live, plain):
-        progress = measure_cli.Progress(out)
+        progress = measure_cli.StatusLine(out)
         for number in range(5):
             progress.show(f"run {number}")
         progress.end()

@@ -15,7 +15,7 @@ from thunderfleet_controlplane.daemons.layout import HostLayout
 from thunderfleet_controlplane.daemons.plan import HostConfig
 from thunderfleet_controlplane.install.backup import archive, restore
 from thunderfleet_controlplane.install.backup.archive import About
-from thunderfleet_controlplane.install.backup.restore import Steps, Wanted
+from thunderfleet_controlplane.install.backup.restore import RestoreOptions, Steps
 from thunderfleet_controlplane.install.errors import InstallError
 from thunderfleet_controlplane.install.mac.preflight import Facts, init_problems
 from thunderfleet_controlplane.install.peers.quorum import Member
@@ -87,7 +87,7 @@ class RecordedMac:
 
     def restore(self, file: Path | None) -> None:
         mac: Any = self
-        restore.restore(mac, Wanted(file), Steps(self.stage, self.start))
+        restore.restore(mac, RestoreOptions(file), Steps(self.stage, self.start))
 
     def left(self) -> list[str]:
         return sorted(path.name for path in self.layout.data.iterdir() if path != self.layout.lock)
@@ -108,7 +108,7 @@ def test_other_macs_join_again_if_the_address_changes(mac: RecordedMac, monkeypa
     facts, other = mac.facts(()), "192.168.64.12"
     monkeypatch.setattr(mac, "facts", lambda daemons: replace(facts, addresses=(other,)))
     here: Any = mac
-    restore.restore(here, Wanted(mac.file, other), Steps(mac.stage, lambda mac, config: None))
+    restore.restore(here, RestoreOptions(mac.file, other), Steps(mac.stage, lambda mac, config: None))
     assert (
         "Macs that had joined it find it by the name of this Mac; where they do not, run `sudo thunderfleet join -`"
         in mac.said[-1]

@@ -16,7 +16,7 @@ from thunderfleet_controlplane.install.mac.preflight import Facts
 from thunderfleet_controlplane.install.peers.quorum import Member
 from thunderfleet_controlplane.install.sharing import handover
 from thunderfleet_controlplane.install.sharing import join as module
-from thunderfleet_controlplane.install.sharing.join import Wanted, join
+from thunderfleet_controlplane.install.sharing.join import JoinControlPlaneOptions, join
 from thunderfleet_controlplane.install.sharing.sealed import seal
 from thunderfleet_controlplane.install.steps import cluster
 from thunderfleet_controlplane.pki import make_pki
@@ -147,7 +147,7 @@ class RecordedMac:
 
     def join(self) -> None:
         mac: Any = self
-        join(mac, Wanted(self.line))
+        join(mac, JoinControlPlaneOptions(self.line))
 
 
 @pytest.fixture
