@@ -217,6 +217,16 @@ def test_a_cut_in_one_direction_changes_nothing_that_is_printed_and_a_plug_heals
     assert state.with_move(plan, "a:1", "a:2").one_way == frozenset()
 
 
+def test_a_port_with_a_device_takes_no_cable_and_the_others_do() -> None:
+    plan = plan_layout(
+        parse_fleet(FLEET.replace("{name: c,", "{name: c, devices: [{port: 6, kind: drive, name: X}],")), "namespaces"
+    )
+    with pytest.raises(LocalClusterError, match="port c:6 is in use"):
+        FaultState().with_move(plan, "a:1", "c:6")
+    moved = FaultState().with_move(plan, "a:1", "c:5").layout(plan).machine("c")
+    assert moved.end(5) is not None and moved.end(6) is None
+
+
 def test_a_mac_without_a_lease_or_a_carrier_has_no_default_route(plan: Layout) -> None:
     assert network.default_route(plan.machine("a")) == "en0"
     for faults in (FaultState().with_lease(plan, "a", "none"), FaultState().with_lan("a", "pull")):

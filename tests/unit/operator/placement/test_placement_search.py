@@ -1,7 +1,9 @@
 """The parts of the search, and the cost of a search without a result."""
 
+import random
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 from thunderfleet_crds.vocabulary import PlacedSplit, Split, Transport
@@ -26,6 +28,7 @@ from thunderfleet_operator.placement.search.budget import StepBudget
 from thunderfleet_operator.placement.search.cycles import best_cycle, same_cable
 from thunderfleet_operator.placement.search.fitting import joined_pairs
 from thunderfleet_operator.placement.search.hop_graph import HopGraph, Key
+from thunderfleet_operator.placement.search.rank_order import RankOrderSearch
 from thunderfleet_operator.placement.search.roots import SetSearch, windows
 from thunderfleet_operator.placement.search.sets import search_sets
 from thunderfleet_operator.placement.search.shortlist import Arrangement, Shortlist
@@ -170,6 +173,40 @@ def test_the_best_ring_over_a_set_shares_the_fewest_cables() -> None:
     assert best_cycle(graph_of(free, slow), (0, 1, 2, 3), 90, StepBudget(99)) is not None
     budget = StepBudget(1)
     assert best_cycle(graph_of(free, both_ways(*every[:4])), (0, 1, 2, 3), 100, budget) is None and budget.exhausted
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_best_order_is_that_of_all_orders(seed: int) -> None:
+    dice = random.Random(seed)
+    names = "abcde"
+    hops = {
+        (one, other): Hop(dice.choice((100, 400)), dice.randint(0, 1))
+        for one in names
+        for other in names
+        if one != other and dice.random() < 0.85
+    }
+    graph = graph_of(dict.fromkeys(names, 9), hops, top=400)
+    members = tuple(range(len(names)))
+    needs = Needs(ModelFacts(PATH, tensor=(TensorFacts(5, (1, 1, 1, 1, 1)),)), NO_KV)
+    search = RankOrderSearch(
+        graph,
+        members,
+        needs,
+        Split.TENSOR,
+        StepBudget(10_000),
+        ring=True,
+        shared=0,
+        order_matters=False,
+        accept=lambda order: True,
+    )
+    search.search_from(0)
+    costs = []
+    for others in permutations(members[1:]):
+        pairs = joined_pairs(Transport.RING, (0, *others))
+        if all(other in graph.hops(one) for one, other in pairs):
+            used = [graph.hops(one)[other] for one, other in pairs]
+            costs.append((sum(hop.shared for hop in used), max(-graph.bucket(hop.speed_mbps) for hop in used)))
+    assert (search.best and search.best[0]) == min(costs, default=None)
 
 
 def test_two_macs_share_a_cable_in_both_directions_once() -> None:
