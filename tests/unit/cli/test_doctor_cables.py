@@ -97,6 +97,31 @@ def test_a_command_without_an_answer_about_the_cable(output: str, error: str, pr
     assert found["dial"][0] == found["all-reduce"][0] == "unknown", "what the agents have seen counts"
 
 
+def measured(
+    rates: tuple[int, ...], at: str = "2026-03-01T12:00:00Z", changed: str = "2026-03-01T11:00:00Z"
+) -> tuple[str, str]:
+    """What agents have measured over RDMA on a cable that changed then."""
+    found = [{"transport": "RDMA", "measuredAt": at, "throughputMbps": rate} for rate in rates]
+    conditions = {kind: {"status": "True", "lastTransitionTime": changed} for kind in ("Connected", "RDMAUsable")}
+    cable = link("a", "b") | {"status": {"measurements": found}}
+    return next((one.state.value, one.finding) for one in self_test(cable, conditions, {}, None) if one.name == "all-reduce")
+
+
+def test_what_agents_have_measured_counts_until_the_cable_changes() -> None:
+    right = "an all-reduce over RDMA gave the right sum at 2026-03-01 12:00:00 UTC; 37.5 Gb/s each way"
+    assert measured((37_500, 38_000)) == ("ok", right)
+    to_do = (
+        "they do so when no group uses it (agent.measure of the chart); the condition BenchmarksFresh of both NodeProfiles "
+        "shows when, or why not; to test it now, run `thunderfleet-agent measure link b` in the agent's pod on a (kubectl exec)"
+    )
+    untested = "the agents have not tested an all-reduce over RDMA on this cable"
+    since = f"{untested} since it changed at 2026-03-01 12:00:01 UTC"
+    assert measured((37_500, 38_000), changed="2026-03-01T12:00:01Z") == ("unknown", f"{since}: {to_do}")
+    assert measured((37_500, 38_000), changed="2026-03-01T12:00:00Z")[0] == "ok"
+    assert measured((37_500,))[0] == "unknown", "one direction only"
+    assert measured(()) == ("unknown", f"{untested}: {to_do}")
+
+
 def test_a_cable_that_works() -> None:
     answers = {"socket": answer("socket", rttMicroseconds=40), "rdma": answer("rdma", allSumMicroseconds=80)}
     found = checks(Tried(answers=answers))

@@ -340,6 +340,7 @@ def test_what_is_wrong_is_found_with_its_fix(
         ("disk", system.DISK, "Filesystem 512-blocks Used\n"),
         ("clock", system.CLOCK, "sntp: Exchange failed: Timeout\n"),
         ("gpu-memory", system.MEMORY, "0\n"),
+        ("gpu-memory", system.MEMORY, "0\n1048575\n"),
         ("gpu-memory", GPU_MEMORY, "null\n"),
         ("ethernet", network.ROUTE, "   route to: default\n"),
         ("ethernet", network.INTERFACES, INTERFACES.replace(" (10Gbase-T <full-duplex>)", "")),

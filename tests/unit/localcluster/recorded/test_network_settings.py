@@ -70,6 +70,13 @@ def test_the_kernel_follows(plan: Layout) -> None:
     assert "addr add 10.9.0.1/30 broadcast + dev en2\nlink set en2 up\n" in booted and "master" not in booted
 
 
+def test_services_that_the_fleet_file_gives_are_told_from_those_of_commands(plan: Layout) -> None:
+    given = {one.name: one.given for one in changed(plan, *STEPS[:1]).settings["a"].services}
+    assert given == {"Ethernet": True, "Thunderbolt Bridge": True, "Wi-Fi": True, "Own": False, **{
+        f"Thunderbolt {number}": True for number in (3, 4)
+    }}  # fmt: skip
+
+
 def test_a_moved_cable_has_the_address_of_its_new_port(plan: Layout) -> None:
     state = changed(plan, *STEPS).with_move(plan, "a:1", "a:2")
     assert state.layout(plan).machine("a").end(2) is not None
