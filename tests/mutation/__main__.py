@@ -69,7 +69,7 @@ class Results:
 
 
 def main() -> int:
-    """Returns 0 when every program reaches 90 %, 1 when not, 2 on bad usage."""
+    """Returns 0 when every program reaches 90 % and every mutant has a result, 1 when not, 2 on bad usage."""
     options = parser().parse_args()
     programs = options.program or list(PURE)
     if options.mutants < len(programs) or options.jobs < 1:
@@ -130,7 +130,7 @@ def _in_turns(mutants: Sequence[Mutant]) -> list[Mutant]:
 
 
 def _report(programs: Sequence[str], chosen: Sequence[Mutant], results: Results) -> int:
-    """Prints the survivors and the score of every program."""
+    """Prints the survivors and the score of every program. Survivors whose tests have changed meanwhile have no result."""
     for mutant in chosen:
         if results.get(mutant) == "":
             print(f"\nsurvived: {mutant.module.path}:{mutant.line} ({mutant.operator})\n{mutant.key}")
@@ -140,8 +140,9 @@ def _report(programs: Sequence[str], chosen: Sequence[Mutant], results: Results)
         mine = [results.get(mutant) for mutant in chosen if program in (mutant.module.program, "in all")]
         tried, noticed = sum(result is not None for result in mine), sum(bool(result) for result in mine)
         score = noticed / tried if tried else 0.0
-        reached &= score >= WANTED
-        print(f"{program:<14} {tried:>6} {noticed:>8} {score:>6.0%}")
+        reached &= score >= WANTED and tried == len(mine)
+        left = f"   {len(mine) - tried} without a result: run this again" if tried < len(mine) else ""
+        print(f"{program:<14} {tried:>6} {noticed:>8} {score:>6.0%}{left}")
     return 0 if reached else 1
 
 
