@@ -39,6 +39,7 @@ from thunderfleet_operator.planning.process import PlanningFailed, PlanningProce
 
 from tests.bench.planner.placement import cliques, large_model, racks
 from tests.support.generated import examples
+from tests.support.processes import alive
 from tests.support.waiting import until_async
 
 GIB = 2**30
@@ -55,14 +56,6 @@ def fleet(*free: int) -> Fleet:
 
 def where(*free: int, **more: Any) -> WherePlaced:
     return WherePlaced(fleet(*free), (replace(REQUEST, **more),))
-
-
-def alive(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 # --- the process ---
