@@ -3,6 +3,10 @@
 To add a path that takes a body, add it to ``POSTS``, its handler to ``Gateway.app`` of the runner, and the path to
 ``docs/clients.md``; if it is not below ``/v1/``, also to ``docs/security.md``. Both programs then require a key on this path,
 count its requests and name it in errors, and the router passes it on.
+
+To add a path that is only read, add a handler to ``Gateway.app`` of the runner and one to ``Server.app`` of the router, which
+answers it by itself, and the path to ``FOR_CLIENTS`` and ``docs/clients.md``. Below ``/v1/`` the gateway requires a key for it;
+the router's handler has to check the key itself.
 """
 
 from typing import Final

@@ -17,7 +17,7 @@ from thunderfleet_crds.exchange.routing import KeyLimits
 from thunderfleet_crds.vocabulary import KeyPriority
 from thunderfleet_lib import logs
 from thunderfleet_lib.httpapi import routed
-from thunderfleet_lib.httpapi.paths import POSTS
+from thunderfleet_lib.httpapi.paths import FOR_CLIENTS, POSTS, of_api
 from thunderfleet_lib.net.listener import Listener
 from thunderfleet_router import pool
 from thunderfleet_router.decide import balance, suspects
@@ -60,6 +60,19 @@ def test_the_router_passes_on_every_path_of_a_gateway_that_takes_a_body() -> Non
     bare.listener = Listener(1)
     found = {route.resource.canonical for route in bare.app().router.routes() if route.method == "POST" and route.resource}
     assert found == set(POSTS)
+
+
+def test_the_router_answers_every_path_of_a_gateway_that_clients_read() -> None:
+    gateway, router = GroupGateway.__new__(GroupGateway), server.Server.__new__(server.Server)
+    gateway.listener = router.listener = Listener(1)
+    router._page = None
+
+    def read(app: web.Application) -> set[str]:
+        found = {route.resource.canonical for route in app.router.routes() if route.method == "GET" and route.resource}
+        return {path for path in found if of_api(path)}
+
+    assert read(router.app()) == read(gateway.app()) != set()
+    assert {path for path in read(gateway.app()) if "{" not in path} <= set(FOR_CLIENTS.replace(" or ", ", ").split(", "))
 
 
 async def _abort(request: web.Request, body: bytes) -> web.StreamResponse:
