@@ -118,16 +118,16 @@ class Viewers:
     async def _review(self, digest: bytes, token: str) -> Review:
         try:
             async with asyncio.timeout(REVIEW_SECONDS):
-                verdict = await self._asks(token)
+                review = await self._asks(token)
         except (ApiError, TimeoutError) as error:
             log.warning("a viewer's token cannot be reviewed: %s", error or "no answer in time")
             return Review(503, "the API server does not review tokens now; retry later")
-        self._keep(digest, verdict)
-        return verdict
+        self._keep(digest, review)
+        return review
 
-    def _keep(self, digest: bytes, verdict: Review) -> None:
+    def _keep(self, digest: bytes, review: Review) -> None:
         now = self._clock()
-        if verdict.allowed:
+        if review.allowed:
             self._refused.pop(digest, None)
             self._accepted[digest] = now + ACCEPTED_SECONDS
             self._accepted.move_to_end(digest)
@@ -135,7 +135,7 @@ class Viewers:
                 self._accepted.popitem(last=False)
             return
         self._accepted.pop(digest, None)
-        self._refused[digest] = verdict, now + REFUSED_SECONDS
+        self._refused[digest] = review, now + REFUSED_SECONDS
         if len(self._refused) > MAX_REFUSED:
             self._refused.popitem(last=False)
 

@@ -197,22 +197,22 @@ async def link(
             f"{own.node} cannot reach any address {where} {peer}; see status.reachability in "
             f"`kubectl get np {own.node} -o yaml`"
         )
-    answers: list[ProbeResult] = []
+    results: list[ProbeResult] = []
     for probe in probes:
         progress.show(f"{probe.key} (at most {probe.seconds:.0f} s)")
         showing = asyncio.create_task(progress.keep_showing())
         about = ProbeResult(str(probe.key), kind=probe.kind.value, link=probe.target.link)
         try:
-            answers.append(replace(about, figures=await _patiently(prober, lease, probe, progress)))
+            results.append(replace(about, figures=await _patiently(prober, lease, probe, progress)))
         except (MacBusy, Preempted, ProbeRefused) as error:
-            answers.append(replace(about, error=f"not measured: {error}", refused=True))
+            results.append(replace(about, error=f"not measured: {error}", refused=True))
         except (SessionFailed, parent.WorkerFailed, OSError) as error:
-            answers.append(replace(about, error=f"not measured: {error}", wrong_sum=WRONG_SUM in str(error)))
+            results.append(replace(about, error=f"not measured: {error}", wrong_sum=WRONG_SUM in str(error)))
         finally:
             showing.cancel()
             await asyncio.gather(showing, return_exceptions=True)
     progress.end()
-    return answers + [ProbeResult("rdma", error=f"not measured: {note}") for note in notes(found, settings)]
+    return results + [ProbeResult("rdma", error=f"not measured: {note}") for note in notes(found, settings)]
 
 
 async def _patiently(prober: Prober, lease: AgentLease, probe: Probe, progress: StatusLine) -> Figures:
@@ -266,23 +266,23 @@ async def _view(kube: Kube, own: LocalAgent, peer: str, settings: MeasureSetting
     return found, mine
 
 
-def lines(answers: Sequence[ProbeResult], output: str) -> str:
+def lines(results: Sequence[ProbeResult], output: str) -> str:
     """The results as human-readable text or JSON."""
     if output == "json":
-        return json.dumps([_values(each) for each in answers], indent=2)
-    return "\n".join(f"{one.probe}: {one.figures.words() + _by(one.figures) if one.figures else one.error}" for one in answers)
+        return json.dumps([_values(each) for each in results], indent=2)
+    return "\n".join(f"{one.probe}: {one.figures.words() + _by(one.figures) if one.figures else one.error}" for one in results)
 
 
-def _values(answer: ProbeResult) -> dict[str, Any]:
+def _values(result: ProbeResult) -> dict[str, Any]:
     about = {
-        "kind": answer.kind,
-        "link": answer.link,
-        "error": answer.error,
-        "refused": answer.refused,
-        "wrongSum": answer.wrong_sum,
+        "kind": result.kind,
+        "link": result.link,
+        "error": result.error,
+        "refused": result.refused,
+        "wrongSum": result.wrong_sum,
     }
-    found = answer.figures.model_dump(mode="json", by_alias=True, exclude_none=True) if answer.figures else {}
-    return {"probe": answer.probe, **{name: value for name, value in about.items() if value}, **found}
+    found = result.figures.model_dump(mode="json", by_alias=True, exclude_none=True) if result.figures else {}
+    return {"probe": result.probe, **{name: value for name, value in about.items() if value}, **found}
 
 
 def _by(figures: Figures) -> str:
@@ -298,13 +298,13 @@ async def run(
     progress = StatusLine(sys.stderr)
     try:
         if what == "link":
-            answers = await link(peer or "", own, settings, progress, only_cables=only_cables)
+            results = await link(peer or "", own, settings, progress, only_cables=only_cables)
         else:
             kinds = LOCAL if what == "all" else (ProbeKind(what),)
-            answers = [ProbeResult(kind.value, await device(kind, settings, progress), kind=kind.value) for kind in kinds]
+            results = [ProbeResult(kind.value, await device(kind, settings, progress), kind=kind.value) for kind in kinds]
     except CannotMeasure as error:
         progress.end()
         print(f"thunderfleet-agent measure: {error}", file=sys.stderr)
         return 1
-    print(lines(answers, output))
-    return 1 if any(each.failed for each in answers) else 0
+    print(lines(results, output))
+    return 1 if any(each.failed for each in results) else 0

@@ -123,11 +123,11 @@ class Page:
         holder = caller(catalog, {"Authorization": f"Bearer {credential}"}, "")
         if holder.known:
             return holder
-        verdict = await self._viewers.check(credential, request.remote or "")
-        if verdict.allowed:
+        review = await self._viewers.check(credential, request.remote or "")
+        if review.allowed:
             return None
-        retry = {"Retry-After": "10"} if verdict.status in (429, 503) else {}
-        return responses.problem(verdict.status, verdict.message, retry)
+        retry = {"Retry-After": "10"} if review.status in (429, 503) else {}
+        return responses.problem(review.status, review.message, retry)
 
     async def _changes(self, request: web.Request) -> web.StreamResponse:
         who = await self._who(request)

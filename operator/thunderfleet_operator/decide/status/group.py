@@ -30,7 +30,7 @@ FRESH_SECONDS = 10.0
 """How long rank 0's last report is shown after it stops answering; the last status, after a restart of the operator."""
 RETURNS = "the group goes back to a better placement"
 LEAVING = "autoscaling: the group is stopped when its requests have ended"
-LOOKING = "waiting for the planner to choose a placement"
+PLANNING = "waiting for the planner to choose a placement"
 
 UNREPORTED = (GroupPhase.PENDING, GroupPhase.STARTING, GroupPhase.BACKING_OFF)
 """Stages that the operator sets without a report of rank 0."""
@@ -175,7 +175,7 @@ def _decided(outcome: Outcome, deployment: ModelDeployment, state: report.GroupS
         progress = state.message if state and state.phase is GroupPhase.DRAINING else "admitting no new requests"
         return _Stage(GroupPhase.DRAINING, f"{why}: {progress}; the group is replaced when it has drained")
     if step.step is Step.PLACE and not outcome.placed_now and not outcome.outdated:
-        lack = f"cannot be placed: see condition {ConditionType.PLACED}" if outcome.unplaceable else LOOKING
+        lack = f"cannot be placed: see condition {ConditionType.PLACED}" if outcome.unplaceable else PLANNING
         return _Stage(GroupPhase.BACKING_OFF, lack + _because(failure))
     return None
 
@@ -251,8 +251,8 @@ def group_status(outcome: Outcome, deployment: ModelDeployment, predicted: Predi
     view, plan = outcome.view, outcome.view.plan
     restarts, failure = _restarts(outcome), _last_failure(outcome)
     if plan is None:
-        looking = f"it is not known yet whether cable {outcome.unknown} carries RDMA" if outcome.unknown else LOOKING
-        message = outcome.wait.message if outcome.wait else looking if outcome.planning else "not placed yet"
+        planning = f"it is not known yet whether cable {outcome.unknown} carries RDMA" if outcome.unknown else PLANNING
+        message = outcome.wait.message if outcome.wait else planning if outcome.planning else "not placed yet"
         return Group(
             index=view.index,
             epoch=view.last_epoch,
