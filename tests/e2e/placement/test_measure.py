@@ -49,14 +49,14 @@ VALUES = (
     f"agent.measure.rdma.everySeconds={EVERY_SECONDS}",
     "agent.measure.rdma.seconds=20",
 )
-# Sender and receiver: the sender's interface and its limit in Mbit/s, below what a busy processor can send.
+# Sender and receiver: the sender's interface and its limit in Mbit/s, well below what a busy processor can send.
 SHAPES = {
-    ("studio-1", "studio-2"): ("en2", 100),
-    ("studio-2", "studio-1"): ("en2", 400),
-    ("studio-1", "studio-3"): ("en3", 400),
-    ("studio-3", "studio-1"): ("en2", 600),
-    ("studio-2", "studio-3"): ("en3", 600),
-    ("studio-3", "studio-2"): ("en3", 600),
+    ("studio-1", "studio-2"): ("en2", 50),
+    ("studio-2", "studio-1"): ("en2", 200),
+    ("studio-1", "studio-3"): ("en3", 200),
+    ("studio-3", "studio-1"): ("en2", 300),
+    ("studio-2", "studio-3"): ("en3", 300),
+    ("studio-3", "studio-2"): ("en3", 300),
 }
 WAIT_SECONDS = 150.0
 MEMORY_MBPS = 800_000
