@@ -203,7 +203,7 @@ def _build(bundle: Bundle, cache: Path, folder: Path, tell: Tell) -> None:
     free = shutil.disk_usage(cache).free
     if free < FREE_BYTES:
         raise AssetsError(
-            f"building needs {FREE_BYTES >> 30} GB temporarily, but {cache} has {free / (1 << 30):.1f} GB free; "
+            f"building needs {FREE_BYTES >> 30} GiB temporarily, but {cache} has {free / (1 << 30):.1f} GiB free; "
             "free some space, or set THUNDERFLEET_CACHE to another folder (`sudo THUNDERFLEET_CACHE=FOLDER …` with sudo)"
         )
     for left in cache.glob("*.part"):

@@ -146,13 +146,15 @@ class Viewers:
         status = (await self._kube.create("/apis/authentication.k8s.io/v1/tokenreviews", body)).get("status") or {}
         # A server without support for audiences leaves them out: then the token may be for any audience.
         if not status.get("authenticated") or AUDIENCE not in (status.get("audiences") or ()):
-            return Review(401, "the API server does not accept this token")
+            remedy = f"create one with `kubectl create token NAME --audience={AUDIENCE}`"
+            return Review(401, f"the API server does not accept this token: {remedy}")
         user = status.get("user") or {}
         allowed = await asyncio.gather(*(self._may(user, group, resource) for group, resource in RESOURCES))
         missing = [f"{name}.{group}".rstrip(".") for (group, name), may in zip(RESOURCES, allowed, strict=True) if not may]
         if missing:
             who = str(user.get("username"))[:200]
-            return Review(403, f"{who} is not allowed to list {', '.join(missing)} (ClusterRole thunderfleet-page-viewer)")
+            text = f"{who} is not allowed to list {', '.join(missing)}: bind the ClusterRole thunderfleet-page-viewer"
+            return Review(403, text)
         return Review()
 
     async def _may(self, user: Mapping[str, Any], group: str, resource: str) -> bool:

@@ -40,8 +40,8 @@ def add(commands: Parsers) -> None:
     parser.add_argument(
         "--kubeconfig",
         type=Path,
-        help="file with the cluster to check (default: $KUBECONFIG, ~/.kube/config, or a local cluster; as root, only the one "
-        "that `thunderfleet init` wrote)",
+        help="kubeconfig file of the cluster to check (default: $KUBECONFIG, ~/.kube/config, or a local cluster; as root, "
+        "only the one that `thunderfleet init` wrote)",
     )
     parser.add_argument("--context", help="context of the kubeconfig (default: its current context)")
 

@@ -17,8 +17,8 @@ def add(commands: Parsers) -> None:
         "init",
         "make this Mac a control plane that survives reboots, and its first node",
         "Install a Kubernetes control plane on this Mac as LaunchDaemons, make the Mac a node, install the chart, and print "
-        "the line that other Macs need to join. Running it again completes an interrupted run, renews certificates, adopts a "
-        "new address of this Mac and prints a new line. Example: `sudo thunderfleet init`",
+        "the join line, which other Macs need to join. Running it again completes an interrupted run, renews certificates, "
+        "adopts a new address of this Mac and prints a new join line. Example: `sudo thunderfleet init`",
     )
     init.add_argument(
         "--advertise-address",
@@ -40,17 +40,16 @@ def add(commands: Parsers) -> None:
         "line",
         nargs="?",
         metavar="LINE",
-        help="the line that `thunderfleet init` or `token create` printed, without `echo`; it begins with tf1-; `-` reads it "
-        "from "
-        "standard input. If it is an argument, all users of this Mac can read it in the process list while `join` runs",
+        help="the join line that `thunderfleet init` or `token create` printed, without `echo`; it begins with tf1-; `-` reads "
+        "it from standard input. If it is an argument, all users of this Mac can read it in the process list while `join` runs",
     )
-    join.add_argument("--token-file", type=Path, metavar="FILE", help="read the line from a file")
+    join.add_argument("--token-file", type=Path, metavar="FILE", help="read the join line from a file")
     join.add_argument("--name", dest="node_name", metavar="NODE", help="name of this Mac's Node (default: the host name)")
     join.add_argument(
         "--control-plane",
         action="store_true",
-        help="give this Mac a control plane too, with the line that `thunderfleet token create --control-plane` printed; three "
-        "survive the loss of one",
+        help="give this Mac a control plane too, with the join line that `thunderfleet token create --control-plane` printed; "
+        "three survive the loss of one",
     )
     join.add_argument(
         "--advertise-address",
@@ -100,12 +99,12 @@ def add(commands: Parsers) -> None:
 
 
 def _add_token(commands: Parsers) -> None:
-    token = commands.add("token", "create the line that another Mac needs to join", call=_call)
+    token = commands.add("token", "create a join line for another Mac", call=_call)
     create = Parsers(token, "token_command").add(
         "create",
-        "print a line for another Mac",
-        "Print the line for `thunderfleet join` on other Macs, valid for 24 hours. With --control-plane, it is for one Mac, "
-        "is valid for two hours, and gives that Mac the keys of the cluster; from then on, the etcd of this Mac accepts "
+        "print a join line for another Mac",
+        "Print a join line, for `thunderfleet join` on other Macs, valid for 24 hours. With --control-plane, it is for one "
+        "Mac, is valid for two hours, and gives that Mac the keys of the cluster; from then on, the etcd of this Mac accepts "
         "other members. Example: `sudo thunderfleet token create --control-plane`",
     )
     create.add_argument("--control-plane", action="store_true", help="for a Mac that gets a control plane too")
@@ -135,7 +134,8 @@ def _add_backup(one: Callable[[str, str, str], argparse.ArgumentParser]) -> None
     restore.add_argument(
         "--advertise-address",
         metavar="IP",
-        help="address at which other Macs reach this Mac (default: that of the backup, if this Mac has it)",
+        help="address at which other Macs reach this Mac (default: that of the backup if this Mac has it, otherwise as with "
+        "init)",
     )
 
 

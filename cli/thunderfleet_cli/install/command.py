@@ -79,7 +79,7 @@ def _line(given: str | None, file: Path | None) -> str:
     """The line that contains the token, wherever it is. Raises InstallError."""
     if (given is None) == (file is None):
         raise InstallError(
-            "give the line that `thunderfleet init` or `token create` printed: on standard input (`-`), in a file "
+            "give the join line that `thunderfleet init` or `token create` printed: on standard input (`-`), in a file "
             "(--token-file), or as argument",
             usage=True,
         )
@@ -90,7 +90,7 @@ def _line(given: str | None, file: Path | None) -> str:
         with nullcontext(sys.stdin) if file is None else file.open(encoding="utf-8") as source:
             return source.readline(LIMIT + 1).strip()
     except (OSError, ValueError) as error:
-        raise InstallError(f"cannot read the line from {file or 'standard input'}: {error}", usage=True) from None
+        raise InstallError(f"cannot read the join line from {file or 'standard input'}: {error}", usage=True) from None
 
 
 def _backup(arguments: argparse.Namespace, mac: Mac) -> None:

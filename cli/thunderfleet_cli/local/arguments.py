@@ -122,7 +122,7 @@ def _fault_commands(commands: Parsers) -> None:
     )
     cable.add_argument("end", metavar="END", help="one end, as machine:port")
     cable.add_argument("to", metavar="TO", nargs="?", help="move: the new port, as machine:port")
-    cable.add_argument("--rate", type=int, metavar="MBPS", help="slow: rate limit in Mbit/s")
+    cable.add_argument("--rate", type=int, metavar="MBPS", help="slow: rate limit in Mb/s")
     cable.add_argument("--speed", choices=SPEEDS, help="slow: negotiated speed that both ends report, in Gb/s")
     lan = commands.add(
         "lan",

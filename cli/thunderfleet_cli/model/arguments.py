@@ -77,7 +77,7 @@ def _cluster(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kubeconfig",
         type=Path,
-        help="file with the cluster to use (default: $KUBECONFIG, ~/.kube/config, or a local cluster)",
+        help="kubeconfig file of the cluster to use (default: $KUBECONFIG, ~/.kube/config, or a local cluster)",
     )
     parser.add_argument("--context", help="context of the kubeconfig (default: its current context)")
 

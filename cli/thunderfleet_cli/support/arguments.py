@@ -19,7 +19,7 @@ def add(commands: Parsers) -> None:
     parser.add_argument(
         "--kubeconfig",
         type=Path,
-        help="file with the cluster to collect from (default: the local cluster; if it does not run, $KUBECONFIG or "
+        help="kubeconfig file of the cluster to collect from (default: the local cluster; if it does not run, $KUBECONFIG or "
         "~/.kube/config)",
     )
     parser.add_argument("--context", help="context of the kubeconfig (default: its current context)")

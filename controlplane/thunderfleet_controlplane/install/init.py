@@ -183,7 +183,7 @@ def _farewell(mac: Mac, config: HostConfig, pki: ClusterPki, token: str) -> None
     line = join_line(config, token, pki.ca_hash)
     tell_kubeconfig(mac)
     mac.tell("")
-    mac.tell(f"On every other Mac, within {cluster.JOIN_TOKEN_HOURS} hours; keep the line secret:")
+    mac.tell(f"On every other Mac, within {cluster.JOIN_TOKEN_HOURS} hours; keep the join line secret:")
     mac.tell("")
     # As an argument, every user of that Mac could read it in the process list.
     mac.tell(f"  echo {line.encode()} | sudo thunderfleet join -")

@@ -66,5 +66,5 @@ def decode(text: str) -> JoinLine:
     except (binascii.Error, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         complete = False
     if not complete:
-        raise ValueError("the line is incomplete; copy all of it, as `thunderfleet init` or `token create` printed it")
+        raise ValueError("the join line is incomplete; copy all of it, as `thunderfleet init` or `token create` printed it")
     return JoinLine(addresses, port, token, ca_hash, names, key)

@@ -37,7 +37,7 @@ from thunderfleet_controlplane.install.steps.programs import put_python
 REPOSITORY = "thunderfleet/thunderfleet"
 """``image.repository`` of the chart, under which a kubelet has its own installation."""
 OPERATOR_SECONDS = 120.0
-INSTALL = "run `sudo thunderfleet init`, or `sudo thunderfleet join -` with the line that `init` prints on another Mac"
+INSTALL = "run `sudo thunderfleet init`, or `sudo thunderfleet join -` with the join line that `init` prints on another Mac"
 DEPLOYMENT = f"/apis/apps/v1/namespaces/{cluster.SYSTEM_NAMESPACE}/deployments/thunderfleet-operator"
 
 

@@ -79,7 +79,7 @@ class ModelCacheSpec(ApiModel):
         json_schema_extra={
             "x-rule": REPOSITORY_RULE,
             "x-message": "repository must have the form owner/name, or name alone, with letters, digits, '.', '_' and '-', "
-            "without '--'",
+            "without '--' and '..'",
         },
     )
     uri: FolderUri | None = Field(

@@ -283,9 +283,9 @@ class Server(ApiModel):
     aliases: Annotated[tuple[Alias, ...], Field(max_length=MAX_ALIASES)] = Field(
         default=(),
         description="Other names under which routers serve the model, such as gpt-4o. A ModelDeployment or repository of the "
-        "same name takes precedence. A request with an API key can use only the aliases in the namespaces of its "
-        "key; they take precedence over the chart's value router.aliases. A request without a key can use all "
-        "aliases; router.aliases takes precedence over them. A change restarts no group.",
+        "same name takes precedence. If the chart's value router.aliases has the same alias, a request with an API key gets "
+        "the one here if the key is of this namespace, and a request without a key gets that of router.aliases. A key of "
+        "other namespaces cannot use the aliases. A change restarts no group.",
         json_schema_extra={
             "x-rule": "self.all(a, self.exists_one(b, b == a))",
             "x-message": "server.aliases must not contain duplicates",
@@ -375,7 +375,7 @@ class PlacementSpec(ApiModel):
         "predicted to be at least 2 times as fast, and Tensor instead of Pipeline only if it is predicted to be at least 1.5 "
         "times as fast. Fastest uses more Nodes, or Tensor, if they are predicted to be at least 1.1 times as fast. If the "
         "speed cannot be predicted, the best transport decides (JACCL, then JACCLRing, then Ring), then the smallest number of "
-        "Nodes. Running groups are not moved.",
+        "Nodes. A running group is not moved to a better placement, except as recovery.failback specifies.",
     )
 
 

@@ -118,7 +118,7 @@ class Interface(ApiModel):
     addresses: Annotated[tuple[InterfaceAddress, ...], Field(max_length=32)] = Field(
         default=(), description="IP addresses of the interface."
     )
-    speed_mbps: Int64 | None = Field(default=None, description="Link speed in Mbit/s.")
+    speed_mbps: Int64 | None = Field(default=None, description="Link speed in Mb/s.")
     bridge: Word | None = Field(default=None, description="Bridge that the interface is a member of, such as bridge0.")
 
 
@@ -137,7 +137,7 @@ class ThunderboltPeer(ApiModel):
         description="Domain UUID of the peer's port at the time of observation. It changes, for example when the peer reboots."
     )
     name: Token | None = Field(default=None, description="Name that the peer reports.")
-    speed_mbps: Int64 | None = Field(default=None, description="Negotiated speed of the link to the peer in Mbit/s.")
+    speed_mbps: Int64 | None = Field(default=None, description="Negotiated speed of the link to the peer in Mb/s.")
     through: Annotated[tuple[Token, ...], Field(max_length=8)] = Field(
         default=(), description="Names of the hubs and displays on the path to the peer, nearest first."
     )
@@ -153,7 +153,7 @@ class ThunderboltPort(ApiModel):
     interface: Word | None = Field(default=None, description="Network interface of the port, such as en2.")
     rdma_device: Word | None = Field(default=None, description="RDMA device of the port, such as rdma_en2.")
     connected: bool = Field(default=False, description="Whether a cable or device is plugged in.")
-    speed_mbps: Int64 | None = Field(default=None, description="Negotiated speed in Mbit/s; unset if nothing is plugged in.")
+    speed_mbps: Int64 | None = Field(default=None, description="Negotiated speed in Mb/s; unset if nothing is plugged in.")
     domain_uuid: UUID | None = Field(
         default=None, description="Domain UUID of the port. It changes, for example when the Mac reboots."
     )
@@ -214,9 +214,9 @@ class Reachability(ApiModel):
     jitter_microseconds: Int64 | None = Field(
         default=None, description="Jitter in microseconds: mean absolute difference of consecutive round-trip times."
     )
-    sent_mbps: Int64 | None = Field(default=None, description="Throughput to the address in Mbit/s, measured by the receiver.")
+    sent_mbps: Int64 | None = Field(default=None, description="Throughput to the address in Mb/s, measured by the receiver.")
     received_mbps: Int64 | None = Field(
-        default=None, description="Throughput from the address in Mbit/s, measured by the receiver."
+        default=None, description="Throughput from the address in Mb/s, measured by the receiver."
     )
     measured_at: Time | None = Field(
         default=None, description="Time of the measurement of round-trip time, jitter and throughput."

@@ -64,7 +64,7 @@ class Endpoint(ApiModel):
         default=None, description="State of the RDMA device; unset if the Mac does not list it."
     )
     address: Address | None = Field(default=None, description="IP address of the interface.")
-    speed_mbps: Int64 | None = Field(default=None, description="Negotiated speed in Mbit/s.")
+    speed_mbps: Int64 | None = Field(default=None, description="Negotiated speed in Mb/s.")
     through: Annotated[tuple[Token, ...], Field(max_length=8)] = Field(
         default=(), description="Names of the hubs and displays on the path to the other end, nearest first."
     )
@@ -85,7 +85,7 @@ class Measurement(ApiModel):
     transport: MeasurementTransport = Field(
         description="Transport of the benchmark: Socket (TCP), RDMA or Ring (the ring of mlx)."
     )
-    throughput_mbps: Int64 | None = Field(default=None, description="Throughput in Mbit/s.")
+    throughput_mbps: Int64 | None = Field(default=None, description="Throughput in Mb/s.")
     rtt_microseconds: Int64 | None = Field(default=None, description="Median round-trip time in microseconds.")
     jitter_microseconds: Int64 | None = Field(
         default=None, description="Jitter in microseconds: mean absolute difference of consecutive round-trip times."
@@ -112,7 +112,7 @@ class ThunderboltLinkStatus(ApiModel):
     )
     rdma: ReasonText | None = Field(default=None, description="Reason of the condition RDMAUsable, for display.")
     gbps: Word | None = Field(
-        default=None, description="Measured throughput from a to b and from b to a in Gbit/s, such as 38.4/37.9, for display."
+        default=None, description="Measured throughput from a to b and from b to a in Gb/s, such as 38.4/37.9, for display."
     )
     rtt: Word | None = Field(default=None, description="Measured round-trip time, such as 36us, for display.")
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16)] = Field(

@@ -46,7 +46,7 @@ class FaultState:
     moved: Mapping[int, tuple[End, End]] = field(default_factory=_none)
     """Present ends a and b of moved cables, by cable index."""
     rates: Mapping[int, int] = field(default_factory=_none)
-    """Rate limits in Mbit/s, by cable index."""
+    """Rate limits in Mb/s, by cable index."""
     negotiated: Mapping[int, str] = field(default_factory=_none)
     """Negotiated speeds in Gb/s that both ends report, by cable index."""
     rdma: Mapping[str, str] = field(default_factory=_none)
@@ -175,7 +175,7 @@ class FaultState:
         return index not in self.pulled
 
     def rate(self, end: CableEnd) -> int | None:
-        """The rate limit of a cable in Mbit/s; None without one."""
+        """The rate limit of a cable in Mb/s; None without one."""
         return self.rates.get(end.index, end.cable.rate_mbps)
 
     def rewired(self, plan: Layout) -> Layout:
@@ -236,7 +236,7 @@ def _check_slow(rate_mbps: int | None, speed: str | None) -> None:
     if rate_mbps is None and speed is None:
         raise LocalClusterError("slow needs --rate MBPS, --speed GBPS, or both", usage=True)
     if rate_mbps is not None and not 1 <= rate_mbps <= MAX_RATE_MBPS:
-        raise LocalClusterError(f"rate {rate_mbps} is out of range; allowed: 1 to {MAX_RATE_MBPS} Mbit/s", usage=True)
+        raise LocalClusterError(f"rate {rate_mbps} is out of range; allowed: 1 to {MAX_RATE_MBPS} Mb/s", usage=True)
     if speed is not None and speed not in SPEEDS:
         raise LocalClusterError(f"unknown speed {speed!r}; allowed: {', '.join(SPEEDS)} Gb/s", usage=True)
 

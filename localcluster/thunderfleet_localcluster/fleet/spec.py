@@ -158,7 +158,7 @@ class Cable(_Model):
     )
     seen: Literal["both", "a", "b"] = Field(default="both", description="Which ends report the Mac at the other end.")
     rate_mbps: int | None = Field(
-        default=None, ge=1, le=100_000, description="Limits the cable to this rate in Mbit/s (network namespaces only)."
+        default=None, ge=1, le=100_000, description="Limits the cable to this rate in Mb/s (network namespaces only)."
     )
     addresses: tuple[Annotated[str, AfterValidator(_octets)], Annotated[str, AfterValidator(_octets)]] | None = Field(
         default=None, description="Addresses of ends a and b, the two hosts of one /30; default: the next free pair."

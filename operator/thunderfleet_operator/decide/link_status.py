@@ -60,7 +60,7 @@ def _hubs(endpoints: Mapping[str, Endpoint]) -> str:
 
 
 def _best(link: ThunderboltLink) -> tuple[MeasurementTransport, int] | None:
-    """The transport with the highest rate in its slower direction, and that rate in Mbit/s."""
+    """The transport with the highest rate in its slower direction, and that rate in Mb/s."""
     rates: dict[MeasurementTransport, int] = {}
     for one in link.status.measurements:
         if one.throughput_mbps:
@@ -69,7 +69,7 @@ def _best(link: ThunderboltLink) -> tuple[MeasurementTransport, int] | None:
 
 
 def _each_way(link: ThunderboltLink, transport: MeasurementTransport) -> str:
-    """Gbit/s from a to b and from b to a, such as ``38.4/9.1``; a dash for a direction without a rate."""
+    """Gb/s from a to b and from b to a, such as ``38.4/9.1``; a dash for a direction without a rate."""
     rates = {one.from_: one.throughput_mbps for one in link.status.measurements if one.transport is transport}
     # Two significant digits, so that a slow direction does not show as zero.
     parts = [
@@ -89,7 +89,7 @@ def _longest_trip(link: ThunderboltLink) -> int | None:
 
 
 def _degraded(link: ThunderboltLink, speed: int) -> str | None:
-    """Why a cable counts as slow, and what to do; None if it does not. ``speed``: negotiated, in Mbit/s."""
+    """Why a cable counts as slow, and what to do; None if it does not. ``speed``: negotiated, in Mb/s."""
     best = _best(link)
     if best is None or not speed:
         return None

@@ -65,7 +65,7 @@ class Placement:
     In a ring, hop i leads from rank i to rank i + 1. In a mesh there is one hop per pair: (0, 1), (0, 2), …, (1, 2), …
     """
     speeds: tuple[tuple[int, bool], ...] = ()
-    """Mbit/s of each hop, and whether it was measured rather than expected."""
+    """Mb/s of each hop, and whether it was measured rather than expected."""
     reason: str = ""
     basis: str = ""
     """The criterion by which it was chosen, which begins the reason."""

@@ -23,7 +23,7 @@ def distinct_gib(*sizes: int) -> tuple[str, ...]:
 
 
 def gbits(mbps: int) -> str:
-    """Mbit/s in Gbit/s, as printed on cables."""
+    """Mb/s in Gb/s, as printed on cables."""
     return f"{mbps / 1000:g} Gb/s"
 
 

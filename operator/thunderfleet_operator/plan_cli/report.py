@@ -66,7 +66,7 @@ class HopReport(_Report):
 
     ranks: tuple[int, int] = Field(description="The two ranks: neighbors in a ring, any two in a mesh.")
     cable: str | None = Field(description="Name of the ThunderboltLink; null over a LAN.")
-    speed_mbps: int = Field(description="Speed of the slower direction in Mbit/s.")
+    speed_mbps: int = Field(description="Speed of the slower direction in Mb/s.")
     measured: bool = Field(description="Whether the speed was measured; otherwise it is estimated from the negotiated speed.")
 
 
@@ -75,9 +75,10 @@ class ScorePartReport(_Report):
 
     part: str = Field(description="Name of the part. Parts are compared in the order of this list.")
     value: int = Field(
-        description="Lower is better. speed: Mbit/s, negated; bandwidth: MB/s, negated; both with equal values for rates that "
-        "are about equal. spread: bytes between the largest and the smallest free memory of its Macs. room: bytes of free "
-        "memory of its Macs in sum. transport, split: 0 is the best. macs, shared: numbers."
+        description="Lower is better. speed: megabits per second, negated; bandwidth: megabytes per second, negated; "
+        "both with equal values for rates that are about equal. spread: bytes between the largest and the smallest free "
+        "memory of its Macs. room: bytes of free memory of its Macs in sum. transport, split: 0 is the best. macs, shared: "
+        "numbers."
     )
     text: str = Field(description="Human-readable value.")
 

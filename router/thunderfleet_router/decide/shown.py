@@ -71,7 +71,7 @@ def token_problem(token: str, now: float) -> str:
     if AUDIENCE not in ([audiences] if isinstance(audiences, str) else audiences if isinstance(audiences, list) else []):
         return f"the token is not for this page: create one with `kubectl create token NAME --audience={AUDIENCE}`"
     if not isinstance(until, int) or until <= now:
-        return "the token has expired"
+        return f"the token has expired: create another with `kubectl create token NAME --audience={AUDIENCE}`"
     return ""
 
 

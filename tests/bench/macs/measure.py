@@ -99,7 +99,7 @@ def _plain_loop(order: int, seconds: float) -> float:
 
 
 async def _probe(most: int, seconds: float, count: int) -> int:
-    """Throughput of the socket probe's streams between two processes in Mbit/s, timed by the receiver."""
+    """Throughput of the socket probe's streams between two processes in Mb/s, timed by the receiver."""
     answerer = await asyncio.create_subprocess_exec(
         sys.executable, "-c", ANSWERER, str(count), str(most), str(seconds), stdout=asyncio.subprocess.PIPE
     )
@@ -121,7 +121,7 @@ async def _probe(most: int, seconds: float, count: int) -> int:
 
 
 def _iperf(count: int, most: int) -> float:
-    """The same bytes by iperf3, in Mbit/s as its receiver timed them."""
+    """The same bytes by iperf3, in Mb/s as its receiver timed them."""
     server = subprocess.Popen(
         ["iperf3", "-s", "-1", "-B", LOOPBACK, "-p", "5947", "--forceflush"], stdout=subprocess.PIPE, text=True
     )
@@ -149,9 +149,9 @@ def sockets(repeats: int, say: Say) -> list[Figure]:
     for number in range(rounds):
         ours.append(asyncio.run(_probe(chosen.cable_bytes, chosen.seconds, chosen.streams)))
         theirs.append(_iperf(chosen.streams, chosen.cable_bytes))
-        say(f"sockets {number + 1}/{rounds}: {ours[-1]:.0f} Mbit/s, iperf3 {theirs[-1]:.0f}")
+        say(f"sockets {number + 1}/{rounds}: {ours[-1]:.0f} Mb/s, iperf3 {theirs[-1]:.0f}")
     note = f"{chosen.streams} streams, {chosen.cable_bytes // MIB} MiB"
-    return [Figure("measure-sockets", "Mbit/s", tuple(ours), tuple(theirs), "iperf3", Bound(">=", 0.9), note)]
+    return [Figure("measure-sockets", "Mb/s", tuple(ours), tuple(theirs), "iperf3", Bound(">=", 0.9), note)]
 
 
 def _exported(line: Line, mac: str) -> str:

@@ -1,4 +1,4 @@
-"""Images: a pull over a link of 1 Gbit/s against `curl` of its layers, unpacking apart, and a second pull.
+"""Images: a pull over a link of 1 Gb/s against `curl` of its layers, unpacking apart, and a second pull.
 
 Namespaces and cables are those of ``copies``. ``python -m tests.bench.transfers.images`` runs it alone, ``… pull`` is a Mac in
 it.

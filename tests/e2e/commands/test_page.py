@@ -227,7 +227,7 @@ else:
         sent.sendall(bytes(1 << 18))
         time.sleep(0.05)
 """
-"""Sends about 40 Mbit/s over a cable."""
+"""Sends about 40 Mb/s over a cable."""
 
 
 @pytest.mark.soak

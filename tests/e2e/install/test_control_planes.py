@@ -149,7 +149,7 @@ def test_two_control_planes_are_warned_about_and_three_are_not(planes: Planes) -
 
 
 def test_a_line_works_once_and_leaves_nothing(planes: Planes) -> None:
-    assert "the line was used already, or has expired" in planes.second_line_again
+    assert "the join line was used already, or has expired" in planes.second_line_again
     kept = works(planes.macs[0], "get", "secrets,roles,rolebindings", "-n", "kube-system", "-o", "name")
     assert "secret/" in kept and "control-plane-" not in kept
 

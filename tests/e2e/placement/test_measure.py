@@ -49,7 +49,7 @@ VALUES = (
     f"agent.measure.rdma.everySeconds={EVERY_SECONDS}",
     "agent.measure.rdma.seconds=20",
 )
-# Sender and receiver: the sender's interface and its limit in Mbit/s, well below what a busy processor can send.
+# Sender and receiver: the sender's interface and its limit in Mb/s, well below what a busy processor can send.
 SHAPES = {
     ("studio-1", "studio-2"): ("en2", 50),
     ("studio-2", "studio-1"): ("en2", 200),

@@ -275,12 +275,12 @@ def test_a_healthy_mac_passes_all_checks_but_the_one_that_cannot_be_made() -> No
         ),
         ("gpu-memory", {GPU_MEMORY: "96636764160\n"}, State.OK, "may wire 92160 MB of 98304 MB, the default of macOS", ""),
         ("gpu-memory", {GPU_MEMORY: "0\n"}, State.OK, "may wire 73728 MB of 98304 MB", ""),
-        ("ethernet", {network.INTERFACES: INTERFACES.replace("10Gbase-T", "100baseTX")}, State.WARNING, "at 100 Mbit/s", ""),
+        ("ethernet", {network.INTERFACES: INTERFACES.replace("10Gbase-T", "100baseTX")}, State.WARNING, "at 100 Mb/s", ""),
         (
             "ethernet",
             {network.INTERFACES: INTERFACES.replace("10Gbase-T", "2500Base-T").replace("mtu 1500", "mtu 9000")},
             State.OK,
-            "at 2500 Mbit/s with MTU 9000",
+            "at 2500 Mb/s with MTU 9000",
             "",
         ),
         (
@@ -290,7 +290,7 @@ def test_a_healthy_mac_passes_all_checks_but_the_one_that_cannot_be_made() -> No
             "1280",
             "-setMTU en0 1500",
         ),
-        ("ethernet", {network.INTERFACES: INTERFACES.replace("10Gbase-T", "1000baseT")}, State.OK, "at 1000 Mbit/s", ""),
+        ("ethernet", {network.INTERFACES: INTERFACES.replace("10Gbase-T", "1000baseT")}, State.OK, "at 1000 Mb/s", ""),
         ("disk", {system.DISK: DISK.format(free=97135018)}, State.WARNING, "(10 %)", ""),
         ("ethernet", {network.ROUTE: "  interface: en1\n"}, State.WARNING, "en1 (Wi-Fi)", ""),
         (

@@ -48,7 +48,7 @@ def test_the_line_is_an_argument(joined: list[Any]) -> None:
 
 @pytest.mark.parametrize("words", [[], ["-", "--token-file", "x"]])
 def test_one_line_is_needed(words: list[str], joined: list[Any]) -> None:
-    with pytest.raises(InstallError, match="give the line that"):
+    with pytest.raises(InstallError, match="give the join line that"):
         join(*words)
     assert joined == []
 

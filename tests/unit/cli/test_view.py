@@ -343,7 +343,7 @@ def test_the_drawing_has_each_cable_at_both_ends() -> None:
     with paper() as (page, text):
         topology.show(picture(), page)
     said = text.getvalue()
-    assert said.count("══ 80G 38.4/37.9 Gbit/s ══") == 2
+    assert said.count("══ 80G 38.4/37.9 Gb/s ══") == 2
     assert "└─ tb1 ══" in said and "tb1 studio-2  default/chat-0" in said and "default/chat-0 rank 1: Serving" in said
     with paper() as (page, text):
         topology.show(picture(links=[link("False", "plug it in")]), page)

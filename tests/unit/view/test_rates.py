@@ -115,7 +115,7 @@ async def test_rates_have_the_direction_of_the_cable(
     assert scene.said() == ({}, "")
     api.agents[mac] = text(1010, 1.25e9, 2.5e9)
     assert await scene.meter.round() == 1
-    # It received 1 and sent 2 Gbit/s.
+    # It received 1 and sent 2 Gb/s.
     assert scene.said() == ({LINK: [125_000_000 * one for one in shown]}, "")
     # The same reading once more says nothing new.
     await scene.meter.round()

@@ -139,7 +139,7 @@ export class Detail {
       element("div", "kind", "Thunderbolt cable"),
       pairs([
         ["Speed", cable.speed],
-        ["Measured", cable.gbps && `${cable.gbps} Gbit/s`],
+        ["Measured", cable.gbps && `${cable.gbps} Gb/s`],
         ["Round trip", cable.rtt],
         ["RDMA", cable.rdma ? "yes" : "no"],
         ["Traffic now", this.traffic(cable)],

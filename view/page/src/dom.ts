@@ -44,8 +44,8 @@ export function bytes(value: number): string {
 
 /** Bits per second. */
 export function bits(value: number): string {
-  if (value >= 1e9) return `${Number((value / 1e9).toFixed(1))} Gbit/s`;
-  return value >= 1e6 ? `${Math.round(value / 1e6)} Mbit/s` : `${Math.round(value / 1e3)} kbit/s`;
+  if (value >= 1e9) return `${Number((value / 1e9).toFixed(1))} Gb/s`;
+  return value >= 1e6 ? `${Math.round(value / 1e6)} Mb/s` : `${Math.round(value / 1e3)} kb/s`;
 }
 
 export function seconds(value: number): string {

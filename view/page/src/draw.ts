@@ -509,7 +509,7 @@ export class Scene {
     const { context } = this;
     const rate = this.store.rates.get(cable.name);
     const measured = Math.min(...cable.gbps.split("/").map(Number).filter((one) => one > 0));
-    const text = rate ? `⇄ ${bits(rate[0] + rate[1])}` : Number.isFinite(measured) ? `${measured} Gbit/s` : cable.speed;
+    const text = rate ? `⇄ ${bits(rate[0] + rate[1])}` : Number.isFinite(measured) ? `${measured} Gb/s` : cable.speed;
     if (!text) return;
     context.font = `${rate ? 600 : 500} 12px ${FONT}`;
     const width = context.measureText(text).width + 14;

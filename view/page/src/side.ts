@@ -183,7 +183,7 @@ function mac(one: Mac): [string, string, string] {
 }
 
 function cable(one: Cable): [string, string, string] {
-  const rates = [one.speed, one.gbps && `${one.gbps} Gbit/s measured`].filter(Boolean).join(" · ");
+  const rates = [one.speed, one.gbps && `${one.gbps} Gb/s measured`].filter(Boolean).join(" · ");
   const name = one.ends.map(([node, port]) => `${node} tb${port}`).join(" ↔ ");
   return [name, one.rdma ? "RDMA" : "", one.problem || [rates, one.users.map(shortName).join(", ")].filter(Boolean).join(" · ")];
 }

@@ -39,7 +39,7 @@ class Interface:
 
     @property
     def mbps(self) -> int | None:
-        """The speed in Mbit/s, if the media has one."""
+        """The speed in Mb/s, if the media has one."""
         found = _RATE.search(self.media)
         return int(found.group(1)) * (1000 if found.group(2) else 1) if found else None
 
@@ -92,7 +92,7 @@ def _interface(name: str, interface: Interface, port: str) -> Check:
             finding = f"the default route uses {name} ({port}): connect Ethernet, so that the cluster does not depend on it"
             return Check("ethernet", State.WARNING, finding)
         raise ParseError(" ".join(INTERFACES), f"shows no speed of {name}: media {interface.media or 'missing'}")
-    speed = f"{name} runs at {interface.mbps} Mbit/s with MTU {interface.mtu}"
+    speed = f"{name} runs at {interface.mbps} Mb/s with MTU {interface.mtu}"
     if interface.mbps < GIGABIT_MBPS:
         return Check("ethernet", State.WARNING, f"{speed}: use a cable and a switch for Gigabit Ethernet or faster")
     if interface.mtu < USUAL_MTU:

@@ -114,7 +114,7 @@ def show(picture: Picture, page: Page) -> None:
 
 def _draw(page: Page, cable: Cable, port: int, peer: str, last: bool) -> None:
     wire = "══" if cable.rdma else "──"
-    facts_ = " ".join(word for word in (cable.speed, f"{cable.measured} Gbit/s" if cable.measured else "") if word)
+    facts_ = " ".join(word for word in (cable.speed, f"{cable.measured} Gb/s" if cable.measured else "") if word)
     if cable.connected:
         style, middle = (DOUBTFUL if cable.problem else GOOD), f"{wire}{facts_ and f' {facts_} '}{wire}"
     else:

@@ -28,8 +28,8 @@ from thunderfleet_controlplane.install.steps.programs import put_control_plane
 
 SPARE_BYTES = 1 << 30
 REJOIN = (
-    "find it by the name of this Mac; where they do not, run `sudo thunderfleet join -` with the line that `sudo thunderfleet "
-    "init` prints here"
+    "find it by the name of this Mac; where they do not, run `sudo thunderfleet join -` with the join line that `sudo "
+    "thunderfleet init` prints here"
 )
 
 
@@ -134,7 +134,7 @@ def unpack(mac: Mac, file: Path) -> None:
     for name, data in archive.contents(file):
         path = _place(staged, name)
         if name == archive.SNAPSHOT and shutil.disk_usage(staged.data).free < SPARE_BYTES:
-            raise InstallError(f"less than {SPARE_BYTES >> 30} GB are free on the disk of {staged.data}: free some space")
+            raise InstallError(f"less than {SPARE_BYTES >> 30} GiB are free on the disk of {staged.data}: free some space")
         with open(path, "ab", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600)) as target:
             target.write(data)
             if name != archive.SNAPSHOT:
@@ -158,7 +158,7 @@ def _configuration(mac: Mac, address: str | None) -> HostConfig:
         mac.step(
             "preflight",
             f"the address of the API server changes from {before} to {address}: Macs that do not find it by its name must run "
-            "`join` with a new line",
+            "`join` with a new join line",
         )
     # The present control plane is replaced, unless this Mac is a Node of another one.
     if facts.initialised or facts.joined.get("caHash") in (None, own_ca_hash(mac.layout.staged)):

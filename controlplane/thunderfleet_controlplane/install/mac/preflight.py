@@ -63,7 +63,8 @@ def _machine(facts: Facts) -> list[str]:
         found.append("/bin/launchctl, which is part of macOS, is missing: reinstall macOS")
     if facts.free_bytes is not None and facts.free_bytes < facts.needed_bytes:
         found.append(
-            f"{facts.free_bytes / (1 << 30):.1f} GB of disk are free, {facts.needed_bytes >> 30} GB are needed: free some space"
+            f"{facts.free_bytes / (1 << 30):.1f} GiB of disk are free, {facts.needed_bytes >> 30} GiB are needed: "
+            "free some space"
         )
     found += [
         f"port {port} is needed by {what} and in use: end the program that listens on it"

@@ -70,7 +70,7 @@ async def take(server: str, ca: Path, token: str, claim: str) -> bytes:
                     await asyncio.sleep(POLL_SECONDS)
                     continue
                 if error.status in UNKNOWN:
-                    raise InstallError(f"the line was used already, or has expired: {AGAIN}") from None
+                    raise InstallError(f"the join line was used already, or has expired: {AGAIN}") from None
                 raise
     if (secret["metadata"].get("annotations") or {}).get(CLAIM) != claim:
         raise InstallError(f"another Mac uses this line: {AGAIN}")

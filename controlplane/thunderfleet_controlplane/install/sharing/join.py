@@ -167,6 +167,6 @@ def _farewell(mac: Mac, voters: int) -> None:
         # More than half of the members must work.
         lost = (voters - 1) // 2
         survive = f"survive the loss of {lost}, as {voters - 1} do" if lost else "do not survive the loss of one"
-        again = "join one more Mac, with the line of another `sudo thunderfleet token create --control-plane`"
+        again = "join one more Mac, with the join line of another `sudo thunderfleet token create --control-plane`"
         mac.tell(f"WARNING: {voters} control planes {survive}: {again}")
     tell_kubeconfig(mac)

@@ -46,8 +46,8 @@ class Figures(BaseModel):
             for name, value, scale, unit in (
                 ("fp16", self.flops, 1 / GIGA, " GFLOPS"),
                 ("memory", self.megabytes_per_second, 1, " MB/s"),
-                ("received", self.received_mbps, 1, " Mbit/s"),
-                ("sent", self.sent_mbps, 1, " Mbit/s"),
+                ("received", self.received_mbps, 1, " Mb/s"),
+                ("sent", self.sent_mbps, 1, " Mb/s"),
                 ("round trip", self.rtt_microseconds, 1, " µs"),
                 ("jitter", self.jitter_microseconds, 1, " µs"),
                 ("all-sum", self.all_sum_microseconds, 1, " µs"),

@@ -19,7 +19,7 @@ Arrivals = list[tuple[float, int]]
 
 
 def rate_mbps(streams: Sequence[Arrivals], asked: float | None = None) -> int | None:
-    """Mbit/s of what arrived between the end of the warm-up and the end of the first stream.
+    """Mb/s of what arrived between the end of the warm-up and the end of the first stream.
 
     0 if nothing arrived; None if everything arrived at once, which gives no rate. ``asked`` is when the start was requested: a
     receiver that starts late empties full buffers faster than any cable, so the rate is limited to AT_ONCE times the rate since

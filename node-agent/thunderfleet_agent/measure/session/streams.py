@@ -138,9 +138,9 @@ class Streams:
         return sum(await asyncio.gather(*(in_thread(partial(_send, some, share, until)) for some in _shared_out(socks))))
 
     async def receive(self, purpose: bytes, most: int, seconds: float) -> tuple[int | None, int]:
-        """Reads at most ``most`` bytes for at most ``seconds``, then closes the streams. Returns Mbit/s and bytes.
+        """Reads at most ``most`` bytes for at most ``seconds``, then closes the streams. Returns Mb/s and bytes.
 
-        Mbit/s are None if all bytes arrived at once, and 0 if too few arrived.
+        Mb/s are None if all bytes arrived at once, and 0 if too few arrived.
         """
         socks = self._open[purpose]
         asked = time.monotonic()

@@ -149,7 +149,7 @@ def _sums(rank: Rank) -> list[float]:
 
 
 def _rate(rank: Rank, sender: int, payload: Any, most: int, seconds: float) -> int:
-    """Mbit/s from ``sender`` to the other rank, within ``most`` bytes and about ``seconds``; the same at both ranks."""
+    """Mb/s from ``sender`` to the other rank, within ``most`` bytes and about ``seconds``; the same at both ranks."""
     each = rank.total(rank.stream(sender, FIRST, payload)) / (FIRST - 1)
     count = int(max(FIRST, min(MOST, most // PAYLOAD, seconds / max(each, 1e-6))))
     took = rank.total(rank.stream(sender, count, payload))

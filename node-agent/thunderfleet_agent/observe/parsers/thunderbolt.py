@@ -33,7 +33,7 @@ _UUID = re.compile(r"^[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$")
 class Peer:
     """Another computer: the domain UUID of its port, its name, and the hubs in between, nearest first.
 
-    ``speed_mbps`` is the negotiated speed of the slowest hop that this Mac reports, in Mbit/s.
+    ``speed_mbps`` is the negotiated speed of the slowest hop that this Mac reports, in Mb/s.
     """
 
     domain_uuid: str
@@ -98,7 +98,7 @@ def _is_bus(item: dict[str, Any]) -> bool:
 
 
 def speed_mbps(value: object) -> int | None:
-    """A negotiated speed in Mbit/s.
+    """A negotiated speed in Mb/s.
 
     "80 Gb/s" is 80000, "120/40 Gb/s" 120000 (the faster direction shows the Thunderbolt version), "20 Gb/s x2" (lanes) 40000.
     None for "Up to …", the capability of an idle port, and for anything else.

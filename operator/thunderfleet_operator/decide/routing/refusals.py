@@ -38,7 +38,7 @@ def _refusal(namespace: str, name: str, deployment: ModelDeployment | None) -> R
     else:
         placed = find_condition(deployment.status.conditions, ConditionType.PLACED)
         if deployment.wanted_groups and placed is not None and placed.status is ConditionStatus.FALSE and placed.message:
-            why, after = f"{called} cannot be placed: {placed.message}", PLACED_AGAIN_SECONDS
+            why, after = f"{called}: {placed.message}", PLACED_AGAIN_SECONDS
     if why is None:
         return None
     return Refusal(namespace=namespace, deployment=name, message=why[:MESSAGE_LENGTH], retry_after_seconds=after)

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from thunderfleet_crds.fetching import FetchResult
 from thunderfleet_crds.kinds.modelcache import ModelCache, ModelCacheSpec, QuantizedFrom
 from thunderfleet_crds.kinds.nodeprofile import NodeProfile
+from thunderfleet_crds.meta.fields import binary_size
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import CopyPhase
 
@@ -142,13 +143,12 @@ def no_room(source: QuantizedFrom, *, disk: bool) -> dict[str, object]:
     """
     if disk:
         message = (
-            f"no Ready Mac with enough disk space has {memory_bytes(source)} bytes of memory for a pod; stop a group, or "
-            "wait until one stops"
+            f"no Ready Mac with enough disk space has {binary_size(memory_bytes(source))} of memory for a pod; stop a "
+            "group, or wait until one stops"
         )
         return {"reason": Reason.NO_MAC_TO_FETCH, "message": message}
-    size = needed_bytes(source)
     message = (
-        f"no Ready Mac has {size} bytes of disk space for the repository and the quantized files in its model store; free "
-        "disk space on a Mac"
+        f"no Ready Mac has {binary_size(needed_bytes(source))} of disk space for the repository and the quantized files in its "
+        "model store; free disk space on a Mac"
     )
     return {"reason": Reason.NO_MAC_TO_FETCH, "message": message}

@@ -64,7 +64,7 @@ def progress(copy: MacCopy, server: str = "the hub") -> str:
     share = copy.bytes_done * 100 // copy.bytes if copy.bytes else 0
     parts = [f"{copy.node} {share} % of {binary_size(copy.bytes)}"]
     if copy.phase is CopyPhase.QUANTIZING:
-        parts = [f"quantized on {copy.node}, {share} % of {binary_size(copy.bytes)}"]
+        parts = [f"being quantized on {copy.node}, {share} % of {binary_size(copy.bytes)}"]
     if copy.source is CopySource.PEER and copy.peer:
         parts.append(f"from {copy.peer}" + (f" over {copy.link}" if copy.link else " over the LAN"))
     elif copy.source is CopySource.HUB and copy.phase is not CopyPhase.QUANTIZING:

@@ -18,7 +18,7 @@ UNKNOWN_MBPS = 100
 
 
 def uplink_mbps(profile: NodeProfile | None) -> int:
-    """Mbit/s of the Mac's link to its network."""
+    """Mb/s of the Mac's link to its network."""
     status = profile.status if profile is not None else None
     if status is None or status.agent is None or status.network is None:
         return UNKNOWN_MBPS

@@ -202,7 +202,7 @@ def endpoint_of(link: ThunderboltLink, end: LinkEnd, profile: NodeProfile | None
 
 
 def _measured(link: ThunderboltLink, *transports: MeasurementTransport) -> int | None:
-    """Mbit/s in the slower direction, over the first of these transports that was measured."""
+    """Mb/s in the slower direction, over the first of these transports that was measured."""
     for transport in transports:
         rates = [m.throughput_mbps for m in link.status.measurements if m.transport is transport and m.throughput_mbps]
         if rates:

@@ -1,6 +1,6 @@
 """The planner's view of the fleet: one immutable value, a snapshot of one moment.
 
-It holds only what a decision needs. Sizes are bytes, speeds Mbit/s. Indexes (the cables of a Mac, the connected components)
+It holds only what a decision needs. Sizes are bytes, speeds Mb/s. Indexes (the cables of a Mac, the connected components)
 are computed on first use and carried over to the next snapshot when little has changed.
 """
 
@@ -69,7 +69,7 @@ class Dials:
     nodes: tuple[str, ...] = ()
     addresses: tuple[str, ...] = ()
     speeds: tuple[int, ...] = ()
-    """Measured Mbit/s of the slower direction, 0 if not measured; empty if nothing was measured."""
+    """Measured Mb/s of the slower direction, 0 if not measured; empty if nothing was measured."""
     failed: frozenset[tuple[str, str]] = frozenset()
     """Node and address of failed connection attempts. No connection was attempted to addresses that are neither reached nor
     here."""
@@ -231,12 +231,12 @@ class Cable:
 
     @property
     def rdma_rate(self) -> int:
-        """Mbit/s over RDMA: measured, else expected."""
+        """Mb/s over RDMA: measured, else expected."""
         return self.rdma_mbps or int(self.speed_mbps * RDMA_YIELD)
 
     @property
     def ring_rate(self) -> int:
-        """Mbit/s over TCP: measured, else expected."""
+        """Mb/s over TCP: measured, else expected."""
         return self.ring_mbps or int(self.speed_mbps * TCP_YIELD)
 
     def end(self, node: str) -> End:
@@ -361,7 +361,7 @@ class Fleet:
         return found
 
     def rates(self, *, rdma: bool) -> frozenset[int]:
-        """The rates of all cables in Mbit/s, over RDMA or TCP."""
+        """The rates of all cables in Mb/s, over RDMA or TCP."""
         if self._rates is None:
             cables = self.cables.values()
             self._rates = frozenset([c.ring_rate for c in cables]), frozenset([c.rdma_rate for c in cables])
@@ -369,7 +369,7 @@ class Fleet:
 
     @cached_property
     def lan_rates(self) -> frozenset[int]:
-        """All rates over a LAN in Mbit/s."""
+        """All rates over a LAN in Mb/s."""
         macs = self.macs.values()
         shared = {id(mac.kinds.kinds): mac.kinds.kinds for mac in macs}
         found = {kind.speed_mbps for kinds in shared.values() for kind in kinds}

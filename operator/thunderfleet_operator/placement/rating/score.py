@@ -56,7 +56,7 @@ class Score:
     split: int
     shared: int
     neg_speed: int
-    """Bucket of the slowest hop in Mbit/s, negated."""
+    """Bucket of the slowest hop in Mb/s, negated."""
     neg_bandwidth: int
     """Bucket of the slowest memory in MB/s, negated; 0 if one is not measured."""
     spread_bytes: int

@@ -57,7 +57,7 @@ def test_figures_for_people_and_for_programs() -> None:
     text = measure_cli.lines(answers, "text")
     assert text.splitlines() == [
         "gpu: fp16 27300 GFLOPS (gpu: Apple M3 Ultra, mlx 0.32.4, 26.3)",
-        "socket: b at 10.0.0.2: received 38000 Mbit/s, sent 9000 Mbit/s, round trip 36 µs, jitter 2 µs",
+        "socket: b at 10.0.0.2: received 38000 Mb/s, sent 9000 Mb/s, round trip 36 µs, jitter 2 µs",
         "rdma: not measured: no JACCL",
         "rdma: b over a.tb1--b.tb1: not measured: in use",
     ]

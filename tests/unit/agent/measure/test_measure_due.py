@@ -529,7 +529,7 @@ def test_figures_are_shown_in_their_units() -> None:
     gpu = Figures(flops=27_345_600_000_000, megabytes_per_second=702_345)
     assert gpu.words() == "fp16 27345.6 GFLOPS, memory 702345 MB/s"
     link = Figures(received_mbps=40_000, sent_mbps=39_000, rtt_microseconds=12, jitter_microseconds=3, all_sum_microseconds=20)
-    shown = "received 40000 Mbit/s, sent 39000 Mbit/s, round trip 12 µs, jitter 3 µs, all-sum 20 µs"
+    shown = "received 40000 Mb/s, sent 39000 Mb/s, round trip 12 µs, jitter 3 µs, all-sum 20 µs"
     assert link.words() == shown
 
 
@@ -568,7 +568,7 @@ def test_settings_that_cannot_be_are_refused_with_a_sentence(text: str, words: s
 
 
 def test_a_rate_is_timed_without_start_and_burst() -> None:
-    # A burst of 10 MB at once, then 1 MB every 10 ms: 800 Mbit/s.
+    # A burst of 10 MB at once, then 1 MB every 10 ms: 800 Mb/s.
     steady = [(0.0, 10_000_000), *((0.01 * step, 1_000_000) for step in range(1, 101))]
     assert rate_mbps([steady]) == 800
     assert rate_mbps([steady, steady]) == 1600

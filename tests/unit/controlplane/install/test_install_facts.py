@@ -127,7 +127,7 @@ def test_free_space_is_compared_with_what_is_built_or_copied(host: BlockingHost,
     facts = read_facts(host, LOADED, layout, ORDER)
     assert facts.free_bytes and facts.needed_bytes == assets.FREE_BYTES
     short = replace(facts, free_bytes=assets.FREE_BYTES - 1)
-    assert any("GB of disk are free" in one for one in init_problems(short, "studio-1", "192.168.64.11"))
+    assert any("GiB of disk are free" in one for one in init_problems(short, "studio-1", "192.168.64.11"))
     assert read_facts(host, LOADED, layout, NODE).needed_bytes == COPY_BYTES, "a Mac that joins builds nothing"
 
 

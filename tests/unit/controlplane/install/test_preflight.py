@@ -28,7 +28,7 @@ def test_a_good_mac_has_no_problem() -> None:
         (replace(GOOD, macos=None), "is not a Mac"),
         (replace(GOOD, macos="13.6.1"), "macOS 13.6.1 is too old"),
         (replace(GOOD, launchctl=False), "/bin/launchctl, which is part of macOS, is missing"),
-        (replace(GOOD, free_bytes=1 << 30), "1.0 GB of disk are free, 6 GB are needed"),
+        (replace(GOOD, free_bytes=1 << 30), "1.0 GiB of disk are free, 6 GiB are needed"),
         (replace(GOOD, changeable=("/opt belongs to user 501",)), "/opt belongs to user 501"),
         (replace(GOOD, busy_ports={10250: "kubelet"}), "port 10250 is needed by kubelet and in use"),
         (

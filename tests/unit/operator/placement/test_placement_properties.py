@@ -95,7 +95,7 @@ def dialled(fleet: Fleet, one: str, other: str) -> tuple[str, ...]:
 
 
 def dial_speed(fleet: Fleet, one: str, other: str) -> int:
-    """Mbit/s to the only address of a Mac."""
+    """Mb/s to the only address of a Mac."""
     dials = fleet.macs[one].dials
     measured = dials.speeds[dials.nodes.index(other)] if dials is not None and dials.speeds else 0
     return measured or 10_000

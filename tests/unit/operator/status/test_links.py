@@ -243,7 +243,7 @@ def test_a_cable_that_the_first_operator_found_connected_is_no_event() -> None:
 
 
 def measured(link: ThunderboltLink, *rates: tuple[str, str, str, int, int]) -> ThunderboltLink:
-    """``rates``: from, to, transport, Mbit/s, microseconds."""
+    """``rates``: from, to, transport, Mb/s, microseconds."""
     told = [
         {"from": f, "to": t, "transport": by, "throughputMbps": mbps, "rttMicroseconds": us, "measuredAt": NOW.isoformat()}
         for f, t, by, mbps, us in rates
