@@ -11,6 +11,7 @@ from thunderfleet_crds.kinds.modelcache import ModelCache, QuantizedFrom
 from thunderfleet_crds.kinds.modeldeployment import ModelDeployment
 from thunderfleet_crds.kinds.nodeprofile import NodeProfile
 from thunderfleet_crds.meta.conditions import find_condition
+from thunderfleet_crds.meta.fields import binary_size
 from thunderfleet_crds.reasons import Reason
 from thunderfleet_crds.vocabulary import ConditionType, CopyPhase, CopySource
 from thunderfleet_crds.weights.copies import ModelCopy
@@ -128,7 +129,7 @@ def test_the_progress_is_in_the_status_of_both_kinds() -> None:
     hours = replace(observed(after(one, running), [pod(Task.QUANTIZE)]), now=NOW + timedelta(hours=5))
     assert stalled(decide(hours))[0] == "False"
     assert running.status.progress == "25% of 4Gi 100.0 MB/s 30 s left"
-    text = "quantized on a, 25 % of 4Gi, 100.0 MB/s, 30 s left, mlx-lm writes the quantized weights"
+    text = "being quantized on a, 25 % of 4Gi, 100.0 MB/s, 30 s left, mlx-lm writes the quantized weights"
     assert condition(running) == (Reason.QUANTIZING, f"o/n, revision main, commit {COMMIT}, to 4 bits in groups of 64: {text}")
     weights = Weights(after(one, running))
     assert shown(weights) == {"commit": COMMIT, "copies": running.status.macs, "weights": running.status.progress}
@@ -191,7 +192,7 @@ def test_a_mac_without_room_is_not_chosen() -> None:
     none = decide(observed(quantized(), a=small))
     assert none.create is None
     reason, message = condition(none)
-    assert reason == Reason.NO_MAC_TO_FETCH and str(21 * GIB) in message
+    assert reason == Reason.NO_MAC_TO_FETCH and "no Ready Mac has 21Gi of disk space" in message
 
 
 def test_a_mac_without_memory_for_the_pod_is_not_chosen() -> None:
@@ -202,7 +203,7 @@ def test_a_mac_without_memory_for_the_pod_is_not_chosen() -> None:
     nowhere = decide(replace(seen, free_memory={"a": needed - 1, "b": 0}))
     assert nowhere.create is None
     reason, message = condition(nowhere)
-    assert reason == Reason.NO_MAC_TO_FETCH and f"{needed} bytes of memory" in message
+    assert reason == Reason.NO_MAC_TO_FETCH and f"has {binary_size(needed)} of memory for a pod" in message
     assert decide(replace(seen, cache=after(quantized(), nowhere), free_memory={"a": needed})).create is not None
 
 
