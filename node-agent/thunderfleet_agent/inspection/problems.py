@@ -30,6 +30,7 @@ PROVIDES = {
     Source.RDMA_INFO: "states and GIDs of RDMA devices",
     Source.RUNTIME: "versions and backends of MLX",
 }
+"""What each command provides, for people; every source needs an entry."""
 
 
 def as_values(status: NodeProfileStatus, facts: Facts) -> dict[str, object]:

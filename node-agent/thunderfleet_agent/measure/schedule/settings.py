@@ -17,7 +17,7 @@ class _Part(BaseModel):
 
 
 class Device(_Part):
-    """A probe of this Mac's GPU, at most ``seconds`` long."""
+    """A probe of this Mac by itself, at most ``seconds`` long."""
 
     enabled: bool = True
     every_seconds: Every = 3600
