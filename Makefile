@@ -95,7 +95,7 @@ unit: programs ## Unit and property tests
 	$(UNIT)
 
 .PHONY: quick
-quick: programs ## Unit tests without those that start groups of ranks or fleets of agents, or size or quantize models
+quick: programs ## Unit tests without those that take long (SLOW in tests/support/suite/order.py)
 	$(UNIT) -m "not slow and not soak"
 
 .PHONY: darwin

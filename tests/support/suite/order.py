@@ -95,11 +95,22 @@ LONGEST = (
     "e2e/groups/test_chaos",
     "idle fleet",
 )
-# Those that start groups of ranks or fleets of agents, or size or quantize many models.
+# Those that start groups of ranks, fleets of agents or members of etcd, that size, quantize or train models, that build or
+# unpack images, or that wait for the ends of processes and disks.
 SLOW = (
     "ranks",
+    "agent/copies/test_copy_controller",
     "agent/copies/test_copies",
     "agent/measure/test_measure_peers",
+    "controlplane/peers/test_peers",
+    "image/test_tiny_image",
+    "kubelet/images/test_images_pods",
+    "kubelet/images/test_images_pull",
+    "kubelet/pods/test_pods_disk",
+    "kubelet/pods/test_pods_leavings",
+    "localcluster/test_demo_model",
+    "localcluster/test_image",
+    "localcluster/test_wheel",
     "runner/api/clients/test_agents",
     "runner/ranks/test_changed_messages",
     "runner/ranks/test_corruptions",
@@ -116,6 +127,7 @@ SLOW = (
     "runner/api/clients/test_structured_output",
     "runner/group/test_supervisor_group",
     "runner/ranks/test_verify_levels",
+    "support/test_fuzz",
 )
 
 _GROUP_OF = {file: group for group, files in GROUPS.items() for file in files}
